@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.support.engines import MACHINE
 from tests.support.machines import with_torch
-from tests.support.machines.images import BOOKWORM, BULLSEYE, PYTORCH, TRIXIE, Tree
+from tests.support.machines.images import BOOKWORM, BULLSEYE, NVME, PYTORCH, TRIXIE, Tree
 
 # The account of whoever asks, and Debian's, whose images EC2 counts as Amazon's: DescribeImages answers
 # "ImageLocation": "amazon/debian-12-amd64-20231013-1532", "OwnerId": "136693071363", "ImageOwnerAlias": "amazon".
@@ -73,6 +73,8 @@ IMAGES = (
     Image(with_torch.MACHINE, "ami-0deb1270c00000000", "torch-amd64-20250601-1", ()),
     # Another one: with an environment for training, and a driver that comes late.
     Image(PYTORCH, "ami-0deb12a1000000000", "pytorch-12-amd64-20250601-1", ()),
+    # And one that mounts the instance store.
+    Image(NVME, "ami-0deb12d1a00000000", "nvme-12-amd64-20250601-1", ()),
 )
 
 # Images that the pattern `docker-12-amd64-*` matches too, and that nobody may get who asks for their own or Amazon's.

@@ -155,9 +155,40 @@ _PYTORCH_FILES = (
     ("usr/share/stoker-test/pytorch.sh", _PYTORCH_BOOT),
 )
 
+# What a Deep Learning AMI makes of the instance store, at every boot: AWS's own service makes an LVM volume of the
+# disks once, and mounts it. A folder stands in for the volume, and a file for the device: machines have no disks here.
+_NVME_BOOT = """\
+#!/bin/sh
+sleep 2
+mkdir -p /opt/dlami/nvme /var/instance-store
+mount --bind /var/instance-store /opt/dlami/nvme
+chmod 1777 /opt/dlami/nvme
+"""
+_NVME_UNIT = """\
+[Unit]
+Description=Mount Ephemeral NVME Storage to DLAMI
+After=network-online.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /usr/share/stoker-test/nvme.sh
+RemainAfterExit=yes
+"""
+_NVME_BLOCKS = "usr/share/stoker-test/block"
+_NVME_FILES = (
+    ("etc/cloud/cloud.cfg.d/97_nvme.cfg", "bootcmd:\n  - [sh, -c, ': >/dev/nvme1n1']\n"),
+    ("etc/systemd/system/dlami-nvme.service", _NVME_UNIT),
+    ("etc/systemd/system/multi-user.target.d/nvme.conf", "[Unit]\nWants=dlami-nvme.service\n"),
+    ("usr/share/stoker-test/nvme.sh", _NVME_BOOT),
+    (f"{_NVME_BLOCKS}/nvme0n1/device/model", f"{'Amazon Elastic Block Store':40}\n"),
+    (f"{_NVME_BLOCKS}/nvme1n1/device/model", f"{'Amazon EC2 NVMe Instance Storage':40}\n"),
+    (f"{_NVME_BLOCKS}/nvme1n1/size", f"{250 * 10**9 // 512}\n"),
+)
+
 BULLSEYE, BOOKWORM, TRIXIE = TREES = (Tree("bullseye"), Tree("bookworm"), Tree("trixie"))
 # An image for training, in small.
 PYTORCH = Tree("bookworm", files=_PYTORCH_FILES, label="pytorch")
+# One with instance store that it mounts itself. nspawn takes a source that begins with `+` from the machine's own tree.
+NVME = Tree("bookworm", files=_NVME_FILES, lent=(("/sys/class/block", f"+/{_NVME_BLOCKS}"),), label="nvme")
 
 
 def images_folder() -> Path:
@@ -287,4 +318,5 @@ def main() -> None:
         with ThreadPoolExecutor() as pool:
             list(pool.map(build, missing))
         print(f"  built in {images_folder()} in {time.monotonic() - begun:.0f} s", flush=True)
-    build(PYTORCH)  # Some files over one of these.
+    for image in (PYTORCH, NVME):
+        build(image)  # Some files over one of these.
