@@ -67,7 +67,7 @@ def test_no_attempt_begins_shortly_before_the_end() -> None:
 def test_beside_a_reservation_that_is_over_an_unknown_price_is_waited_for() -> None:
     """Spot would serve the job as soon as its price is known."""
     spec = make_spec(spot="prefer", limits=Limits(max_cost=10.0))
-    found = choose(BLOCK, END_S, replace(SPOT_A, price=None), spec=spec)
+    found = choose(BLOCK, END_S, replace(SPOT_A, price=None, on_demand_price=None), spec=spec)
     assert isinstance(found, NoOffering) and found.unpriced and not found.over
 
 
