@@ -1,4 +1,4 @@
-"""A job on a reservation in calendar mode: it waits for the start, trains, and leaves before the end."""
+"""A job on a reservation in calendar mode: it waits for the start, within `limits.max_wait`, and trains."""
 
 from __future__ import annotations
 
@@ -36,18 +36,6 @@ if isolated():
         with gce.governed():
             assert gce.ended(job).phase == "failed", gce.story(job)
         assert "max_wait" in gce.summary(job).reason and gce.machines() == {}
-
-    def test_it_saves_and_leaves_before_the_end(gce: GceWorld) -> None:
-        """The notice comes ten minutes ahead; no machine is requested for what is left."""
-        gce.script("counter.py")
-        job = gce.submit(params={"steps": 100_000, "pause": 0.2}, resources=RESERVED)
-        # Two minutes for the launch, on a busy computer.
-        gce.cloud.set_calendar(-1.0, 720.0)
-        with gce.governed():
-            ended = gce.ended(job)
-        assert ended.phase == "failed" and "calendar ends at" in ended.reason, gce.story(job)
-        assert "the reservation ends" in gce.story(job)
-        assert len(gce.machines()) == 1
 
 else:
 
