@@ -210,20 +210,6 @@ if isolated():
             until(lambda: not google_cloud.left().instances, "the machines to be gone")
         sweep_all(google_cloud, another)
 
-    @pytest.mark.parametrize("done", [1, 2])
-    def test_a_governor_with_another_policy_finishes_what_one_began(
-        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder, done: int
-    ) -> None:
-        """The length of a life depends on the policy, and is part of the template: under the same id it is a different
-        request, which Google refuses."""
-        google_cloud.faults.internal_error(CALLS[done])
-        with pytest.raises(Transient):
-            provider.launch(provider.build(order))
-        google_cloud.faults.clear()
-        made = launch(connected(order), replace(order, max_life_s=7200.0))
-        assert [each.rank for each in made] == [0, 1]
-        sweep_all(google_cloud, provider)
-
     def sweep_all(google_cloud: GceCloud, provider: GceProvider) -> None:
         def gone() -> bool:
             for each in provider.list_instances(PLACE):

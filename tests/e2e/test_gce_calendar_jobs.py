@@ -1,4 +1,4 @@
-"""A job on a reservation in calendar mode: it waits for the start, trains, and leaves before the end."""
+"""A job on a reservation in calendar mode: it waits for the start, within `limits.max_wait`, and trains."""
 
 from __future__ import annotations
 

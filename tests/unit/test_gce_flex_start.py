@@ -207,6 +207,20 @@ class TestSeveral:
         self.refused(sent, f"projects/vision-1/{missing}/{names.base(order())}", NoCapacity)
         self.refused(sent, f"projects/vision-1/{missing}/another", InvalidRequest)
 
+    def test_what_a_governor_with_another_policy_began_is_finished(self) -> None:
+        """The length of a life depends on the policy: under the same id it makes a different request."""
+        from google_project import Google as Project
+
+        project: Any = Project()
+        used = InvalidRequest(
+            "a3: Invalid value for field 'requestId': '4711'. It was used for another request. (invalid)"
+        )
+        project.let("POST", ".*/instanceTemplates", used)
+        project.let("POST", ".*", {"status": "DONE"})
+        with pytest.raises(NoCapacity, match="was withdrawn"):
+            launch.launch(project, StoreInstances(project, "store"), self.asked())
+        assert "compute.instanceGroupManagerResizeRequests.insert" in project.called
+
     def refused(self, sent: HttpRequest, missing: str, told: type[Exception]) -> None:
         from google_project import Google as Project
 

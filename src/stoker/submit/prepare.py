@@ -129,7 +129,8 @@ def prepare(
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
     readable_store = None if offline and not store.is_local else store
-    policy, prices = _read_policy_and_prices(readable_store, spec.resources.provider)
+    policy = read_policy(readable_store)
+    prices = _bring_prices(readable_store, capabilities, spec.resources.provider)
     filled = _checked_fill(provider, policy, spec, written)
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(filled.spec, capabilities, folder, readable_store)
@@ -192,9 +193,9 @@ def _notes(
     return (*_policy_notes(filled, choice, store), *packages.notes, *disks)
 
 
-def _read_policy_and_prices(store: Store | None, provider: str) -> tuple[Policy, tuple[str, ...]]:
-    """Read the policy, and bring the store's newer price tables here. Returns a warning about unusable tables."""
-    return read_policy(store), bring_prices(store, provider) if store is not None else ()
+def _bring_prices(store: Store | None, capabilities: Capabilities, provider: str) -> tuple[str, ...]:
+    """Bring the store's newer price tables here. Returns a warning about unusable tables."""
+    return bring_prices(store, provider) if store is not None and capabilities.price_list else ()
 
 
 def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
