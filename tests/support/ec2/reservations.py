@@ -97,7 +97,8 @@ class Reservations:
 
     def schedule(self, name: str, starts_in_s: float, ends_in_s: float | None) -> None:
         """Set the times of a reservation."""
-        now = datetime.now(timezone.utc)
+        # EC2 tells whole seconds, and keeps to them.
+        now = datetime.now(timezone.utc).replace(microsecond=0)
         ends_at = now + timedelta(seconds=ends_in_s) if ends_in_s is not None else None
         with self._lock:
             made = replace(self._held[name], starts_at=now + timedelta(seconds=starts_in_s), ends_at=ends_at)
