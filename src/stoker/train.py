@@ -83,8 +83,7 @@ def _check_keywords(function: F) -> F:
 
 # How long a save waits to be durable after a SIGTERM that came without a notice file.
 _PATIENCE_S = 30.0
-# Readers ignore longer lines.
-_LINE_BYTES = 8 * 1024
+_LINE_BYTES = 8 * 1024  # Readers ignore longer lines.
 
 
 # ── Metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,8 +89,7 @@ def command(
     click.echo(table(header, rows[: limit or None]))
     if limit and len(rows) > limit:
         say(f"… and {len(rows) - limit} more; --limit 0 shows all")
-    unknown = sum(1 for offering in found if offering.price is None)
-    if unknown:
+    if unknown := sum(1 for offering in found if offering.price is None):
         say(f"{unknown} of {len(found)} prices are not known{_refreshing(spec.resources.provider)}")
     if len(found) < len(offered):
         left_out = _bounds(limits.spec, limits.named("max_cost"))

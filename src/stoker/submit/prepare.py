@@ -121,9 +121,8 @@ def prepare(
 ) -> PreparedJob:
     """Check everything that can be checked before anything is written, and pack the code.
 
-    Relative paths of the spec are relative to `folder`. `warnings` are shown before those that are found here.
-    `offline` asks no cloud, not even for its offerings. `original` is the job that this one is a clone of: its code is
-    taken. `written` are the fields that the job sets; None: all. The store is only read. Raises UserError.
+    Paths are relative to `folder`. `warnings` are shown before those that are found here. `offline` asks no cloud.
+    `original` is the job that this one clones. `written`: the fields that the job sets; None: all. Raises UserError.
     """
     spec, submitter_doubts = with_submitter(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
