@@ -18,14 +18,13 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers.base import CheckResult
 from stoker.providers.offerings import is_wanted
+from stoker.providers.regional_offerings import Offers
 
 TRY_LATER = "it may pass: check again in a while"
 
 
-class Offers(Protocol):
-    """The part of a provider that knows its offerings."""
-
-    def offerings(self, resources: Resources) -> tuple[Offering, ...]: ...
+class ExplainsOffers(Offers, Protocol):
+    """The part of a provider that knows its offerings, and why there are none."""
 
     def why_none(self, resources: Resources) -> str: ...
 
@@ -36,7 +35,7 @@ def check_ok(error: StokerError) -> bool | None:
 
 
 def check_offers(
-    provider: Offers, resources: Resources, explain: Callable[[StokerError], tuple[str, str]]
+    provider: ExplainsOffers, resources: Resources, explain: Callable[[StokerError], tuple[str, str]]
 ) -> tuple[tuple[Offering, ...], CheckResult]:
     """The offerings that a job accepts, spot first, and the result of looking for them. `explain` returns the detail of
     an error, and how to fix its cause."""
