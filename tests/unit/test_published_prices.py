@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.providers import registry
 from stoker.providers.ec2 import prices as ec2
+from stoker.providers.local import provider as local
 from stoker.providers.price_book import PriceRefresh, RegionPrices
 from stoker.providers.sagemaker import prices as sagemaker
 from stoker.store.base import Store
@@ -138,6 +140,7 @@ def test_a_submission_reads_the_prices_of_its_provider(
 ) -> None:
     tables = registry.prices
     monkeypatch.setattr(registry, "prices", lambda name: tables("ec2" if name == "local" else name))
+    monkeypatch.setattr(local, "CAPABILITIES", replace(local.CAPABILITIES, price_list="AWS"))
     refreshed(3.0, REGION)
     publish(store, "local", ec2)
     computer("second")
