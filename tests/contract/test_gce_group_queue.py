@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from flex_start_launches import MACHINE, OFFERING, PLACE, ZONE, launch, make_order, until
 
 from stoker.model.errors import InvalidRequest, NoCapacity, QuotaExceeded, StillQueued, Transient
-from stoker.model.offerings import Instance, Offering
-from stoker.model.resources import GceResources, Gpus, Resources
-from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, SupportsLeftovers
 from stoker.providers.gce import names
 from stoker.providers.gce.provider import GceProvider
-from tests.support.gce import PROJECT, REGION, GceCloud, why_no_gce
+from tests.support.gce import GceCloud, why_no_gce
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)
 
-PLACE = f"{PROJECT}/{REGION}"
-ZONE = f"{REGION}-a"
-MACHINE = "g2-standard-4"
-OFFERING = Offering("gce", MACHINE, ZONE, False, PLACE, 0.7, 0.7, "test", 4, 16 << 30, "L4", 1, queued=True)
 # The calls of a launch, in order.
 CALLS = ("regionInstanceTemplates.insert", "instanceGroupManagers.insert", "instanceGroupManagerResizeRequests.insert")
 
@@ -40,22 +32,7 @@ if isolated():
 
     @pytest.fixture
     def order() -> LaunchOrder:
-        idle = {"metadata": {"items": [{"key": "startup-script", "value": "#!/bin/sh\ntrue\n"}]}}
-        gce = GceResources(overrides=idle, flex_start=True)
-        resources = Resources(
-            provider="gce", gpus=Gpus("L4", 1), machine=(MACHINE,), region=PLACE, image="debian/12", gce=gce
-        )
-        return LaunchOrder(
-            job="flex-7f3k",
-            name="flex",
-            claim=2,
-            nodes=2,
-            attempt=1,
-            store=f"gs://contract/{uuid.uuid4().hex}",
-            spec=Spec(name="flex", run="true", nodes=2, resources=resources),
-            submitter="jane@laptop",
-            offering=OFFERING,
-        )
+        return make_order(2)
 
     @pytest.fixture
     def provider(order: LaunchOrder) -> GceProvider:
@@ -65,26 +42,6 @@ if isolated():
         found = registry.connect("gce", registry.Context(store=order.store))
         assert isinstance(found, GceProvider)
         return found
-
-    def until(condition: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until_s, f"waited 60 s for {what}"
-            time.sleep(0.05)
-
-    def launch(provider: GceProvider, order: LaunchOrder) -> tuple[Instance, ...]:
-        """Launch, repeated as governors do while it is queued or still being made."""
-        found: list[tuple[Instance, ...]] = []
-
-        def tried() -> bool:
-            try:
-                found.append(provider.launch(provider.build(order)))
-            except StillQueued:
-                return False
-            return True
-
-        until(tried, "the machines to come")
-        return found[0]
 
     def queue(provider: GceProvider, order: LaunchOrder) -> None:
         with pytest.raises(StillQueued):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from flex_start_launches import MACHINE, PLACE, ZONE, launch, make_order, until
 
 from stoker.model.errors import NoCapacity, StillQueued
-from stoker.model.offerings import Instance, Offering
-from stoker.model.resources import GceResources, Gpus, Resources
-from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Provider
-from tests.support.gce import PROJECT, REGION, GceCloud, why_no_gce
+from tests.support.gce import GceCloud, why_no_gce
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)
 
-PLACE = f"{PROJECT}/{REGION}"
-ZONE = f"{REGION}-a"
-MACHINE = "g2-standard-4"
-OFFERING = Offering("gce", MACHINE, ZONE, False, PLACE, 0.7, 0.7, "test", 4, 16 << 30, "L4", 1, queued=True)
 
 if isolated():
 
@@ -36,46 +28,11 @@ if isolated():
 
     @pytest.fixture
     def order() -> LaunchOrder:
-        idle = {"metadata": {"items": [{"key": "startup-script", "value": "#!/bin/sh\ntrue\n"}]}}
-        gce = GceResources(overrides=idle, flex_start=True)
-        resources = Resources(
-            provider="gce", gpus=Gpus("L4", 1), machine=(MACHINE,), region=PLACE, image="debian/12", gce=gce
-        )
-        return LaunchOrder(
-            job="flex-7f3k",
-            name="flex",
-            claim=2,
-            nodes=1,
-            attempt=1,
-            store=f"gs://contract/{uuid.uuid4().hex}",
-            spec=Spec(name="flex", run="true", resources=resources),
-            submitter="jane@laptop",
-            offering=OFFERING,
-        )
+        return make_order(1)
 
     @pytest.fixture
     def provider(order: LaunchOrder) -> Provider:
         return registry.connect("gce", registry.Context(store=order.store))
-
-    def until(condition: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until_s, f"waited 60 s for {what}"
-            time.sleep(0.05)
-
-    def launch(provider: Provider, order: LaunchOrder) -> tuple[Instance, ...]:
-        """Launch, repeated as governors do while it is queued or still being made."""
-        found: list[tuple[Instance, ...]] = []
-
-        def tried() -> bool:
-            try:
-                found.append(provider.launch(provider.build(order)))
-            except StillQueued:
-                return False
-            return True
-
-        until(tried, "the machine to come")
-        return found[0]
 
     @pytest.mark.parametrize("silent", [False, True])
     def test_it_waits_and_any_governor_gets_the_same_machine(

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
+import copy_target
 import pytest
-from checkpoint_world import JOB, World, checkpoints, memory_store
+from checkpoint_world import JOB, World, checkpoints
+from copy_target import NOON
 from plain_store import wait_for
 
 from stoker.agent.checkpoints import copy_room
@@ -24,7 +25,8 @@ from stoker.store.checkpoint_copy import CopyRecord, list_files, read_record
 from stoker.store.checkpoint_manifests import TRUST_ALL
 from stoker.testing.memory_store import Fault, MemoryStore
 
-NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
+memory, target, world = copy_target.memory, copy_target.target, copy_target.world
+
 LARGE = 10_000
 
 
@@ -47,21 +49,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def scratch(tmp_path: Path) -> Path:
     (tmp_path / "scratch").mkdir()
     return tmp_path / "scratch"
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    return memory_store()
-
-
-@pytest.fixture
-def target() -> MemoryStore:
-    return MemoryStore(lambda: datetime.now(timezone.utc), url="memory://copies")
-
-
-@pytest.fixture
-def world(tmp_path: Path, memory: MemoryStore) -> World:
-    return World(tmp_path, memory, keep=100).begin()
 
 
 def save(world: World, sizes: dict[str, int]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import uuid
 from pathlib import Path
 
 import pytest
+from own_disks import disk_calls, ext4_uuid, replace_mounting
 from test_ec2_userdata import Machine, machine
 
 from stoker.providers.boot import local_disks
@@ -43,14 +43,8 @@ def with_instance_store(machine: Machine, count: int, size: int = 1 << 60) -> li
     """A machine with its root volume first, as kernels mostly number them; only `mount` and `mdadm` are replaced."""
     (machine.root / "etc").mkdir(exist_ok=True)
     a_disk(machine.root, "nvme0n1", EBS)
-    for name in ("mount", "mdadm"):
-        machine.stub(name, f'#!/bin/sh\necho "{name} $*" >>"{machine.root}/disk-calls"\n')
+    replace_mounting(machine, "mount", "mdadm")
     return [a_disk(machine.root, f"nvme{number}n1", size=size) for number in range(1, count + 1)]
-
-
-def disk_calls(machine: Machine) -> list[str]:
-    path = machine.root / "disk-calls"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def uses_no_disk(machine: Machine) -> bool:
@@ -64,12 +58,7 @@ def test_one_disk_holds_the_nodes_folders(machine: Machine) -> None:
     assert ran.returncode == 0, ran.stdout
     folders = machine.root / "var/lib/stoker"
     assert disk_calls(machine) == [f"mount -o noatime {disk} {folders}"]
-    with disk.open("rb") as file:
-        # ext4's magic number and UUID: https://www.kernel.org/doc/html/latest/filesystems/ext4/super.html
-        file.seek(1024 + 0x38)
-        assert file.read(2) == b"\x53\xef"
-        file.seek(1024 + 0x68)
-        name = uuid.UUID(bytes=file.read(16))
+    name = ext4_uuid(disk)
     (line,) = (machine.root / "etc/fstab").read_text().splitlines()
     assert line.startswith(f"UUID={name} {folders} ext4 defaults,noatime,nofail,x-systemd.before=stoker-agent.service")
     assert f"stoker: {folders} is on 1 local disk" in ran.stdout and (folders / "node/node.json").exists()
@@ -80,7 +69,7 @@ def test_eight_disks_are_one(machine: Machine) -> None:
     """p5.48xlarge. Numbers of devices have two digits where there are many network volumes."""
     disks = [*with_instance_store(machine, 7), a_disk(machine.root, "nvme10n1")]
     # The array is made by mdadm alone: what is replaced here makes none.
-    machine.stub("mkfs.ext4", f'#!/bin/sh\necho "mkfs.ext4 $*" >>"{machine.root}/disk-calls"\n')
+    replace_mounting(machine, "mkfs.ext4")
     assert machine.boot().returncode == 0
     made, formatted, mounted = disk_calls(machine)
     names = " ".join(map(str, disks))
@@ -255,6 +244,12 @@ def test_the_size_that_is_asked_for_is_that_of_the_disks(
 ) -> None:
     assert ("is on local disks" in place_folders(image, asked)) is used
     assert bool(disk_calls(machine)) is used
+
+
+def test_disks_of_an_unknown_size_are_not_used_and_end_no_boot(machine: Machine, image: InstallPaths) -> None:
+    for path in image.blocks.glob("*/size"):
+        path.write_text("unknown\n")
+    assert place_folders(image, 10**12).startswith("local disks are not used: they have 0 GB")
 
 
 def test_without_the_images_service_a_blank_disk_is_made_ready(machine: Machine, image: InstallPaths) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_disks import disk_calls, ext4_uuid, replace_mounting
 from test_gce_bootstrap import NAMES, PROJECT, Machine, machine
 from test_gce_startup import order
 
@@ -45,14 +45,8 @@ def with_local_ssd(machine: Machine, count: int, size: int = 1 << 60) -> list[Pa
         disks.append(disk)
     # The boot disk is there, too, and must stay what it is.
     (links / "google-persistent-disk-0").symlink_to("/dev/null")
-    for name in ("mount", "mdadm"):
-        machine.stub(name, f'#!/bin/sh\necho "{name} $*" >>"{machine.root}/disk-calls"\n')
+    replace_mounting(machine, "mount", "mdadm")
     return disks
-
-
-def disk_calls(machine: Machine) -> list[str]:
-    path = machine.root / "disk-calls"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def test_a_local_disk_holds_the_nodes_folders(machine: Machine) -> None:
@@ -61,14 +55,9 @@ def test_a_local_disk_holds_the_nodes_folders(machine: Machine) -> None:
     assert ran.returncode == 0, ran.stdout
     folders = machine.root / "var/lib/stoker"
     assert disk_calls(machine) == [f"mount -o noatime {disk} {folders}"]
-    # ext4's magic number: https://www.kernel.org/doc/html/latest/filesystems/ext4/super.html
-    with disk.open("rb") as file:
-        file.seek(1024 + 0x38)
-        assert file.read(2) == b"\x53\xef"
-        # "this may be used with UUID= as a more robust way to name devices that works even if disks are added and
-        # removed. See fstab(5)": https://manpages.debian.org/bookworm/mount/fstab.5.en.html
-        file.seek(1024 + 0x68)
-        name = uuid.UUID(bytes=file.read(16))
+    # "this may be used with UUID= as a more robust way to name devices that works even if disks are added and
+    # removed. See fstab(5)": https://manpages.debian.org/bookworm/mount/fstab.5.en.html
+    name = ext4_uuid(disk)
     assert (machine.root / "etc/fstab").read_text().startswith(f"UUID={name} {folders} ext4 defaults,noatime,nofail")
     assert f"{folders} is on 1 local disk" in ran.stdout and (folders / "node/node.json").exists()
 
@@ -76,7 +65,7 @@ def test_a_local_disk_holds_the_nodes_folders(machine: Machine) -> None:
 def test_several_local_disks_are_one(machine: Machine) -> None:
     disks = with_local_ssd(machine, 3)
     # The array is made by mdadm alone: what is replaced here makes none.
-    machine.stub("mkfs.ext4", f'#!/bin/sh\necho "mkfs.ext4 $*" >>"{machine.root}/disk-calls"\n')
+    replace_mounting(machine, "mkfs.ext4")
     assert machine.boot().returncode == 0
     made, formatted, mounted = disk_calls(machine)
     names = " ".join(map(str, disks))

@@ -200,8 +200,10 @@ def _is_free(device: str, install_paths: InstallPaths) -> bool:
 
 
 def _size(device: str, blocks: Path) -> int:
-    """The size of a disk in bytes. Linux counts in sectors of 512 bytes, whatever those of the disk are."""
-    return int(_read(blocks / Path(device).name / "size") or 0) * 512
+    """The size of a disk in bytes, 0 if it is unknown. Linux counts in sectors of 512 bytes, whatever those of the disk
+    are."""
+    sectors = _read(blocks / Path(device).name / "size").strip()
+    return int(sectors) * 512 if sectors.isdigit() else 0
 
 
 def _free_bytes(folder: Path) -> int:
