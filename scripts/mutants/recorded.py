@@ -42,7 +42,7 @@ class Recorded:
             for contexts in self._data.contexts_by_lineno(path).values():
                 self._lines.update(map(_test_of, contexts))
         self._files = Counter(_file_of(test) for test in self._lines)
-        self._tests_of_lines = lru_cache(8)(self._read)
+        self._tests_of_lines = lru_cache(100)(self._read)
 
     def tests(self, mutant: Mutant) -> list[str]:
         """The most specific first: those of files most of whose tests run the line, and that run the fewest lines.
@@ -55,13 +55,24 @@ class Recorded:
         found: Iterable[str] = next((by_line[line] for line in lines if by_line.get(line)), ())
         if names := _assigned(mutant.path, mutant.line):
             # It runs when the module is imported. Who runs a line that uses the name may notice.
-            users = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-            text = (ROOT / mutant.path).read_text().splitlines()
-            used = [number for number, line in enumerate(text, 1) if number != mutant.line and users.search(line)]
-            found = {test for number in used for test in by_line.get(number, ())} or found
+            found = self._users(mutant, names) or found
         if set(found) == {""}:
             found = {test for tests in by_line.values() for test in tests}
         return self._ordered(set(found) - {""})
+
+    def _users(self, mutant: Mutant, names: Sequence[str]) -> set[str]:
+        users = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+        own = self._run_lines(mutant.path, users, without=mutant.line)
+        if own:
+            return own
+        others = (str(path.relative_to(ROOT)) for path in sorted((ROOT / "src" / "stoker").rglob("*.py")))
+        return set().union(*(self._run_lines(path, users, without=0) for path in others if path != mutant.path))
+
+    def _run_lines(self, path: str, users: re.Pattern[str], *, without: int) -> set[str]:
+        """The tests that run a line of the file in which a name is used."""
+        lines = [number for number, line in enumerate(_text(path), 1) if number != without and users.search(line)]
+        by_line = self._tests_of_lines(path) if lines else {}
+        return set().union(*(by_line.get(line, ()) for line in lines)) - {""}
 
     def _read(self, path: str) -> dict[int, set[str]]:
         return {line: set(map(_test_of, names)) for line, names in self._data.contexts_by_lineno(path).items()}
@@ -78,6 +89,11 @@ class Recorded:
         for file in files:
             turns |= {test: nth // _TURN for nth, test in enumerate(one for one in ordered if _file_of(one) == file)}
         return sorted(ordered, key=turns.__getitem__)
+
+
+@cache
+def _text(path: str) -> Sequence[str]:
+    return (ROOT / path).read_text().splitlines()
 
 
 @cache
