@@ -266,3 +266,18 @@ def test_an_image_that_is_none_is_refused_before() -> None:
     with pytest.raises(UserError, match=r"resources\.image: there is no debian/11"):
         request.check(order(image="debian/11").spec)
     request.check(order(image="my-image-*").spec)
+
+
+@pytest.mark.parametrize("name", ["foo", "block:", "block:open", "Open", "CR-0123", "block:foo", "cr-", ""])
+def test_a_reservation_that_is_none_is_refused_before(name: str) -> None:
+    """EC2 would take such a text for a preference, and an empty one for no reservation at all."""
+    with pytest.raises(UserError, match=r"^resources\.ec2\.reservation: '.*' is no reservation; write cr-0123, block:"):
+        request.check(order(ec2=Ec2Resources(reservation=name)).spec)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cr-0123456789abcdef0", "block:cr-1", "open", "none", "arn:aws-cn:resource-groups:cn-north-1:1:group/g"],
+)
+def test_a_reservation_in_each_form_is_taken(name: str) -> None:
+    request.check(order(ec2=Ec2Resources(reservation=name)).spec)

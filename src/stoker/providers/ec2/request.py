@@ -24,6 +24,7 @@ from stoker.providers.ec2 import (
     images,
     overrides,
     places,
+    reservations,
     role_names,
     root_volume,
     several_regions,
@@ -109,6 +110,7 @@ def check(spec: Spec) -> None:
     group = spec.logs.cloudwatch
     if group is not None and not is_group(group):
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
+    reservations.check_name(ec2.reservation)
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
 
