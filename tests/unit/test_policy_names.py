@@ -180,3 +180,15 @@ def test_newer_names_are_written_as_patterns_and_told_as_warnings(stoker: Stoker
     assert code == 0
     assert "warning: policy machines: machines: no machine type that is known here matches g5.xlrge*" in said
     assert "warning: policy machines: machines: no machine type that is known here is called zzz" in said
+
+
+def test_a_region_of_external_jobs_that_no_table_has_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    """Training jobs in the region that was meant would be governed by nobody."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("rules: []\nsagemaker: {regions: [us-east-1, us-est-2]}\n")
+    code, _, said = stoker("policy", "set", str(file))
+    assert code == 0 and versions.current_policy(store).sagemaker is not None
+    told = [line for line in said.splitlines() if "sagemaker.regions" in line]
+    assert told == [
+        "warning: sagemaker.regions: no region that is known here is called us-est-2; did you mean us-west-2?"
+    ]

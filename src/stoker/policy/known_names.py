@@ -47,7 +47,7 @@ def unknown_names(policy: Policy) -> list[UnknownName]:
         for place, name in _names(rule, "regions") if regions else ():
             # Regions of Compute Engine may be written with their project.
             found += _unknown(rule, place, name.rpartition("/")[2] if name[0] != "/" else name, regions, "region")
-    return found
+    return [*found, *_of_external_jobs(policy, regions)]
 
 
 def _names(rule: Rule, field: str) -> Iterator[tuple[str, str]]:
@@ -70,6 +70,16 @@ def _unknown(rule: Rule, place: str, name: str, known: Collection[str], what: st
         return
     advice = f"did you mean {similar}? for a {what} that is newer than Stoker's tables, write a pattern: {name}*"
     yield UnknownName(f"policy {rule.name}: {place}: there is no {what} {name}; {advice}", misspelt=True)
+
+
+def _of_external_jobs(policy: Policy, known: Collection[str]) -> Iterator[UnknownName]:
+    """The regions whose training jobs are governed. They are names, never patterns, so that a newer one is possible."""
+    for name in policy.sagemaker.regions if policy.sagemaker is not None and known else ():
+        if name not in known:
+            similar = nearest(name, sorted(known))
+            hint = f"; did you mean {similar}?" if similar else ""
+            text = f"sagemaker.regions: no region that is known here is called {name}{hint}"
+            yield UnknownName(text, misspelt=False)
 
 
 def _of_providers(rule: Rule) -> Iterator[UnknownName]:
