@@ -87,6 +87,15 @@ def find(ec2: Any, resource_groups: Callable[[], Any], resources: Resources) -> 
     )
 
 
+def why_none(resources: Resources) -> str:
+    """The reason why there are no offerings where a job names a reservation, in one line; empty if it names none."""
+    name = _name(resources)
+    if not name.startswith(("cr-", "arn:")) or resources.spot == "only":
+        return ""
+    advice = "leave out resources.gpus, cpus and memory, or name another"
+    return f"{_FIELD}: {name} holds no machine with what the job asks for; {advice}"
+
+
 def restrict(resources: Resources, found: tuple[ReservedCapacity, ...]) -> Resources:
     """Restrict zones and machine types to those of the reserved capacity, if the job names any."""
     if not found:
