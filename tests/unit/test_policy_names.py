@@ -192,3 +192,23 @@ def test_a_region_of_external_jobs_that_no_table_has_is_told(stoker: Stoker, sto
     assert told == [
         "warning: sagemaker.regions: no region that is known here is called us-est-2; did you mean us-west-2?"
     ]
+
+
+def test_a_name_that_is_nobodys_identity_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    """A job would wait for such an approver for ever."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n- {max_nodes: 1, approvers: [jane, any, '*', '/jane/', 'os:jane@*', jane@example.com, 'arn:aws:iam::1:x']}\n"
+        "- {max_retries: 1, for: {submitter: [any, joe]}, except: [{submitter: ann, until: 2099-01-01, why: x}]}\n"
+    )
+    code, _, said = stoker("policy", "set", str(file))
+    assert code == 0 and store is not None
+    told = [
+        line.partition(" is nobody's identity; write an ARN, ")[0] for line in said.splitlines() if "nobody" in line
+    ]
+    assert told == [
+        "warning: policy max-nodes: approvers: jane",
+        "warning: policy max-nodes: approvers: any",
+        "warning: policy max-retries: except.submitter: ann",
+        "warning: policy max-retries: for.submitter: joe",
+    ]
