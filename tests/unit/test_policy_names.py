@@ -198,7 +198,8 @@ def test_a_name_that_is_nobodys_identity_is_told(stoker: Stoker, store: Store, t
     """A job would wait for such an approver for ever."""
     file = tmp_path / "policy.yaml"
     file.write_text(
-        "rules:\n- {max_nodes: 1, approvers: [jane, any, '*', '/jane/', 'os:jane@*', jane@example.com, 'arn:aws:iam::1:x']}\n"
+        "rules:\n"
+        "- {max_nodes: 1, approvers: [jane, any, '*', '/jane/', 'os:jane@*', jane@example.com, 'arn:aws:iam::1:x']}\n"
         "- {max_retries: 1, for: {submitter: [any, joe]}, except: [{submitter: ann, until: 2099-01-01, why: x}]}\n"
     )
     code, _, said = stoker("policy", "set", str(file))
