@@ -258,6 +258,15 @@ def test_an_error_is_one_line_with_its_code() -> None:
         "resources.ec2.subnet: Not enough free addresses in subnet-1 (InsufficientFreeAddressesInSubnet); name a "
         "larger subnet, or end machines in this one"
     )
+    for code, message in (
+        ("InvalidParameterValue", "Unable to resolve the SSM parameter /a"),
+        (
+            "SsmInvalidParameter",
+            "Unsupported data type. The following parameter data types are supported: aws:ec2:image",
+        ),
+    ):
+        found = map_error("c7i.large", {"Error": {"Code": code, "Message": message}})
+        assert str(found) == f"resources.image: {message} ({code})"
     gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
     assert str(map_error("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 
