@@ -183,7 +183,7 @@ def test_newer_names_are_written_as_patterns_and_told_as_warnings(stoker: Stoker
 
 
 def test_a_region_of_external_jobs_that_no_table_has_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
-    """Training jobs in the region that was meant would be governed by nobody."""
+    """No governor would look at training jobs in the region that was meant."""
     file = tmp_path / "policy.yaml"
     file.write_text("rules: []\nsagemaker: {regions: [us-east-1, us-est-2]}\n")
     code, _, said = stoker("policy", "set", str(file))
@@ -194,7 +194,7 @@ def test_a_region_of_external_jobs_that_no_table_has_is_told(stoker: Stoker, sto
     ]
 
 
-def test_a_name_that_is_nobodys_identity_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+def test_a_name_that_is_no_identity_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
     """A job would wait for such an approver for ever."""
     file = tmp_path / "policy.yaml"
     file.write_text(
@@ -205,7 +205,7 @@ def test_a_name_that_is_nobodys_identity_is_told(stoker: Stoker, store: Store, t
     code, _, said = stoker("policy", "set", str(file))
     assert code == 0 and store is not None
     told = [
-        line.partition(" is nobody's identity; write an ARN, ")[0] for line in said.splitlines() if "nobody" in line
+        line.partition(" is no identity; write an ARN, ")[0] for line in said.splitlines() if "is no identity" in line
     ]
     assert told == [
         "warning: policy max-nodes: approvers: jane",

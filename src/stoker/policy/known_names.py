@@ -95,9 +95,7 @@ def _of_people(rule: Rule) -> Iterator[UnknownName]:
     for place, name in places:
         if name == ANY or not (is_pattern(name) or ":" in name or "@" in name):
             forms = "an ARN, an address such as jane@example.com, os:USER@COMPUTER, or a pattern of these"
-            yield UnknownName(
-                f"policy {rule.name}: {place}: {name} is nobody's identity; write {forms}", misspelt=False
-            )
+            yield UnknownName(f"policy {rule.name}: {place}: {name} is no identity; write {forms}", misspelt=False)
 
 
 def _of_providers(rule: Rule) -> Iterator[UnknownName]:
