@@ -90,6 +90,14 @@ def test_a_job_file_with_such_an_alias_is_refused_too(alias: str, message: str) 
         Job(run="python train.py", environment={"container": {"image": alias}}).spec()
 
 
+def test_an_alias_may_name_its_region() -> None:
+    """As the message about a wrong alias says: `dlc/FRAMEWORK:VERSION-pyXY[-cpu][@REGION]`."""
+    for alias in ("dlc/pytorch:2.5-py311-cpu@eu-west-1", "dlc/huggingface-pytorch:2.5.1-py311@eu-west-1"):
+        spec = Job(run="python train.py", environment={"container": {"image": alias}}).spec()
+        assert spec.environment.container is not None and spec.environment.container.image == alias
+        assert ".dkr.ecr.eu-west-1.amazonaws.com/" in dlc_images.resolve(alias, "us-east-1")
+
+
 def test_fit_refuses_it_before_anything_is_sent(place: Path) -> None:
     estimator = PyTorch(
         "train.py",

@@ -242,7 +242,7 @@ def _packages(node: SettingNode, path: str) -> tuple[str, ...]:
 def _image(node: SettingNode, path: str) -> str:
     found = text(node, path)
     problem = dlc_images.problem(found)
-    if problem is None and not _IMAGE.fullmatch(found):
+    if problem is None and dlc_images.parse(found) is None and not _IMAGE.fullmatch(found):
         cased = " (names are in lower case)" if _IMAGE.fullmatch(found.lower()) else ""
         example = "pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
         problem = f"{found!r} is not the name of an image{cased}; write one such as {example}"
