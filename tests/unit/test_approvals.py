@@ -388,6 +388,7 @@ def test_others_may_not_approve(store: Store, stoker: Stoker, monkeypatch: pytes
         (("--why", "x", "--rule", "big", "--until", "2020-01-01"), "--until 2020-01-01: is over; name a day from"),
         (("--why", "x", "--rule", "big", "--until", "7"), "--until 7: expected a day such as 2026-12-31, or a span"),
         (("--rule", "big"), "--why"),
+        (("--rule", "big", "--why", " "), "--why: is empty; write the reason"),
     ],
 )
 @pytest.mark.usefixtures("lead")

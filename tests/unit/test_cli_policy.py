@@ -200,3 +200,33 @@ def test_a_plan_names_the_training_job_in_every_line() -> None:
     world.account.start(training_s=60.0)
     lines = world.governor.plan().done
     assert len(lines) > 2 and all(line.startswith("bert: ") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("resources", "code", "line"),
+    [
+        (
+            "machine: p6-b300.48xlarge",
+            1,
+            "would be refused: policy max-cost needs a known price, and no fitting offering",
+        ),
+        (
+            "machine: p6-b300.48xlarge, spot: true",
+            0,
+            "warning: policy max-cost needs a known price, and no fitting offer",
+        ),
+        ("machine: p5.48xlarge", 0, None),
+    ],
+)
+def test_a_test_of_the_policy_names_machines_without_a_price(
+    stoker: Stoker, store: Store, tmp_path: Path, resources: str, code: int, line: str | None
+) -> None:
+    """As a submission does. A table has no spot prices of EC2, which a submission asks for."""
+    versions.write(store, "rules: [{max_cost: 500}, {budget: {dollars: 9999, period: month}}]", "jane")
+    job = tmp_path / "job.yaml"
+    job.write_text(f"run: 'true'\nresources: {{provider: ec2, region: us-east-1, {resources}}}\n")
+    ended, said, _ = stoker("policy", "test", str(job))
+    assert ended == code and ("allowed" in said) == (code == 0)
+    assert ("warning: policy budget: not enforced for this job, since no price" in said) == (line is not None)
+    assert line is None or any(each.startswith(line) for each in said.splitlines())
+    assert ("this job reserves $0.00 (limits.max_runtime without a price)" in said) == (line is not None)

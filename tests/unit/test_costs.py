@@ -395,6 +395,7 @@ def test_a_table_for_spreadsheets(store_url: str, capsys: pytest.CaptureFixture[
     assert "2 rows in " in costs(store_url, capsys, "--by", "team", "--since", since, "--csv", str(file))
     assert file.read_text() == text
     assert costs(store_url, capsys, "--csv", "--json").startswith("2: stoker: --csv and --json: give one of them")
+    assert "--by teem: no job has a tag of that name\n" in costs(store_url, capsys, "--by", "teem", "--csv")
     assert "cannot be written" in costs(store_url, capsys, "--csv", str(tmp_path / "no" / "x.csv"))
 
 

@@ -134,6 +134,13 @@ def test_limits_of_clones_are_kept_and_can_be_given_up(account: Account, bucket:
     assert found is not None and (found.clone_roles, found.clone_machines) == ((), ())
 
 
+@pytest.mark.parametrize("more", [(), ("--no-sagemaker",)])
+def test_limits_of_clones_need_clones(account: Account, stoker: Stoker, more: tuple[str, ...]) -> None:
+    code, _, said = stoker(*DEPLOY, "--clone-machine", "ml.g5.*", *more)
+    assert code == 2 and said.startswith("stoker: --clone-role and --clone-machine: no clones are made without ")
+    assert account.asked == []
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [

@@ -258,6 +258,15 @@ def test_an_error_is_one_line_with_its_code() -> None:
         "resources.ec2.subnet: Not enough free addresses in subnet-1 (InsufficientFreeAddressesInSubnet); name a "
         "larger subnet, or end machines in this one"
     )
+    for code, message in (
+        ("InvalidParameterValue", "Unable to resolve the SSM parameter /a"),
+        (
+            "SsmInvalidParameter",
+            "Unsupported data type. The following parameter data types are supported: aws:ec2:image",
+        ),
+    ):
+        found = map_error("c7i.large", {"Error": {"Code": code, "Message": message}})
+        assert str(found) == f"resources.image: {message} ({code})"
     gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
     assert str(map_error("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 
@@ -266,3 +275,18 @@ def test_an_image_that_is_none_is_refused_before() -> None:
     with pytest.raises(UserError, match=r"resources\.image: there is no debian/11"):
         request.check(order(image="debian/11").spec)
     request.check(order(image="my-image-*").spec)
+
+
+@pytest.mark.parametrize("name", ["foo", "block:", "block:open", "Open", "CR-0123", "block:foo", "cr-", ""])
+def test_a_reservation_that_is_none_is_refused_before(name: str) -> None:
+    """EC2 would take such a text for a preference, and an empty one for no reservation at all."""
+    with pytest.raises(UserError, match=r"^resources\.ec2\.reservation: '.*' is no reservation; write cr-0123, block:"):
+        request.check(order(ec2=Ec2Resources(reservation=name)).spec)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cr-0123456789abcdef0", "block:cr-1", "open", "none", "arn:aws-cn:resource-groups:cn-north-1:1:group/g"],
+)
+def test_a_reservation_in_each_form_is_taken(name: str) -> None:
+    request.check(order(ec2=Ec2Resources(reservation=name)).spec)

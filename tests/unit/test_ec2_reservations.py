@@ -12,7 +12,7 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import NoCapacityNow, NoOffering, Placed, Placement, place
 from stoker.model.errors import AuthDenied, NoCapacity, NoSuchResource, UserError
 from stoker.model.offerings import Offering, Reservation
-from stoker.model.resources import Ec2Resources, Resources
+from stoker.model.resources import Ec2Resources, Gpus, Resources
 from stoker.model.spec import Checkpoints, Spec
 from stoker.providers.ec2 import check, offers, reservations
 from stoker.providers.ec2.errors import map_error
@@ -285,6 +285,18 @@ def test_offers_of_spot_machines_alone_do_not_ask_for_it(monkeypatch: pytest.Mon
     spot = (offering("p5", "b", spot=True),)
     monkeypatch.setattr(offers, "live", lambda *_, **__: spot)
     assert provider.offerings(wanted("cr-1", region="us-east-1", spot="only")) == spot
+
+
+def test_a_reservation_of_other_machines_than_the_job_asks_for_is_named() -> None:
+    """The region offers them, and is not to blame."""
+    asked = wanted("cr-1", region="us-east-1", gpus=Gpus("A10G", 1))
+    assert offers.why_none(asked) == (
+        "resources.ec2.reservation: cr-1 holds no machine with what the job asks for; leave out resources.gpus, cpus "
+        "and memory, or name another"
+    )
+    nowhere = wanted("cr-1", region="us-east-1", gpus=Gpus("A10G", 99))
+    assert offers.why_none(nowhere) == "resources.gpus: EC2 has no machine with 99 of them; at most 8"
+    assert "reservation" not in offers.why_none(wanted("open", region="us-east-1", gpus=Gpus("A10G", 1)))
 
 
 def test_check_lists_the_group_of_a_job_that_names_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,19 @@ def test_where_alarms_cannot_be_listed_none_is_made_or_removed_until_they_can() 
     assert len(world.account.rings) == 2
 
 
+@pytest.mark.parametrize("error", [Transient("away"), AuthDenied("not allowed")])
+def test_other_rules_hold_where_alarms_cannot_be_listed(error: ProviderError) -> None:
+    """A role without cloudwatch:DescribeAlarms would otherwise end the enforcement of `max_cost` in the region."""
+    world = World("- max_nodes: 1")
+    world.account.start(
+        training_s=60, ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 8, "VolumeSizeInGB": 50}
+    )
+    refuse(world, "DescribeAlarms", error)
+    ticked = world.governor.tick()
+    assert ticked.problems == {f"sagemaker {REGION}": str(error)}
+    assert world.account.job().status == "Stopping"
+
+
 def test_an_alarm_about_what_can_be_no_job_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.account.start(training_s=60)

@@ -213,3 +213,12 @@ class TestNames:
     def test_a_slip_is_told_where_the_cloud_is_asked_too(self) -> None:
         with pytest.raises(UserError, match="has no machine type 'n2-standrad-8'"):
             catalog.fitting(Resources(provider="gce", machine=("n2-standrad-8",)))
+
+
+def test_machines_that_are_sold_in_another_way(plan: Plan) -> None:
+    """Compute Engine sells A3 Ultra and A4 machines by spot, flex-start and reservation alone."""
+    asked = ("resources.gce.project=vision-1", "resources.spot=false", "resources.machine=a3-ultragpu-8g")
+    said = refused(plan(*asked))
+    advice = "spot ones do: set resources.spot to true, or resources.gce.flex_start to true; "
+    assert f"gce has no on-demand offering that fits; {advice}" in said
+    assert plan(*asked, "resources.gce.flex_start=true")[0] == 0

@@ -190,3 +190,13 @@ def test_rules_that_together_allow_nothing_are_told_together() -> None:
     assert broken(rules("name: a, machines: [g5.*]", "name: b, machines: [g5.xlarge]"), subject(), (P4, G5)) == ()
     watched = rules("name: a, machines: [g5.*]", "name: b, machines: [p4d.24xlarge], audit: true")
     assert broken(watched, subject(), (P4, G5)) == ()
+
+
+def test_such_rules_are_told_beside_one_that_allows_nothing_by_itself() -> None:
+    """Also where that one waits for an approval: with it, the job would still get no machine."""
+    texts = ("name: a, machines: [g5.*]", "name: b, machines: [p4d.24xlarge]")
+    expected = "policy a: together these rules allow nothing that would do: a allows g5.*; b allows p4d.24xlarge"
+    for more in ("name: d, regions: [ap-*]", "name: d, regions: [ap-*], approvers: [me]"):
+        found = broken(rules(*texts, more), subject(), (P4, G5))
+        assert [each.rule.name for each in found] == ["d", "a"]
+        assert str(found[1]) == expected and found[1].refuses

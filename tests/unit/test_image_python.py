@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,29 @@ def test_a_pair_without_an_image_is_told_at_submission(version: str, python: str
         check_image(image(PyTorch, version, python))
 
 
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [
+        (
+            "dlc/pytorch:2.5-py39",
+            "the image of pytorch 2.5.1 has py311, not py39; write another version or Python, or ",
+        ),
+        ("dlc/pytorch:1.0-py36-cpu", "there is no image of pytorch 1.0; the oldest is of 1.2.0; write another "),
+    ],
+)
+def test_a_job_file_with_such_an_alias_is_refused_too(alias: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"environment.container.image: {message}")):
+        Job(run="python train.py", environment={"container": {"image": alias}}).spec()
+
+
+def test_an_alias_may_name_its_region() -> None:
+    """As the message about a wrong alias says: `dlc/FRAMEWORK:VERSION-pyXY[-cpu][@REGION]`."""
+    for alias in ("dlc/pytorch:2.5-py311-cpu@eu-west-1", "dlc/huggingface-pytorch:2.5.1-py311@eu-west-1"):
+        spec = Job(run="python train.py", environment={"container": {"image": alias}}).spec()
+        assert spec.environment.container is not None and spec.environment.container.image == alias
+        assert ".dkr.ecr.eu-west-1.amazonaws.com/" in dlc_images.resolve(alias, "us-east-1")
+
+
 def test_fit_refuses_it_before_anything_is_sent(place: Path) -> None:
     estimator = PyTorch(
         "train.py",
@@ -90,6 +114,9 @@ def test_fit_refuses_it_before_anything_is_sent(place: Path) -> None:
 def test_versions_newer_than_the_table_are_taken_as_they_are() -> None:
     assert image(PyTorch, "3.1", "py315") == "dlc/pytorch:3.1-py315"
     check_image("dlc/pytorch:3.1-py315")
+    spec = Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:3.1-py315"}}).spec()
+    (line,) = describe_python(spec)
+    assert line.startswith("dlc/pytorch:3.1-py315: no image of pytorch 3.1 is known (as of 20")
     check_image("repository/of-ones-own:1")
 
 

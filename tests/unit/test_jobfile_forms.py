@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.jobfile import Job
 from stoker.jobfile.value_forms import (
     read_at_least,
     read_duration,
@@ -15,6 +16,7 @@ from stoker.jobfile.value_forms import (
     write_gpus,
     write_size,
 )
+from stoker.model.errors import SpecError
 from stoker.model.resources import Gpus
 
 
@@ -118,3 +120,14 @@ def test_at_least() -> None:
     for wrong in ("", "+", "8++", "x", 1.5, "-1"):
         with pytest.raises(ValueError, match="whole number"):
             read_at_least(wrong)
+
+
+@pytest.mark.parametrize("field", ["machine", "zones", "region", "subnet"])
+@pytest.mark.parametrize("written", ["a,b", "a, b,", ["a,b"]])
+def test_several_names_in_one_text(field: str, written: str | list[str]) -> None:
+    """As other programs take them: `--zones=us-east-1a,us-east-1b`."""
+    where = {"ec2": {field: written}} if field == "subnet" else {field: written}
+    text = written if isinstance(written, str) else written[0]
+    message = rf"resources\.(ec2\.)?{field}: '{text}' is one text; write several names as a list: \[a, b\]$"
+    with pytest.raises(SpecError, match=message):
+        Job(run="true", resources={"provider": "ec2", **where}).spec()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import pytest
+
+from stoker.core.policy_rules import EffectiveLimits
+from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Gpus, Resources, Spot
+from stoker.model.spec import Spec
 from stoker.providers import offerings
+from stoker.providers.base import Provider
 from stoker.providers.machine_types import MachineType
+from stoker.submit.choose_offerings import fitting_offerings
 
 
 def machine(name: str, gpus: int) -> MachineType:
@@ -46,3 +55,13 @@ def test_what_the_job_does_not_take_is_not_counted() -> None:
 def test_never_more_than_were_agreed_to() -> None:
     assert found(Gpus("A100", 1, most=1), sold(16)) == set()
     assert found(Gpus("A100", 1, most=2), sold(2), sold(16)) == {2}
+
+
+def test_spot_where_there_are_on_demand_machines_alone() -> None:
+    """A provider that has no other way to sell them."""
+    limits = EffectiveLimits(Spec("x", "x", resources=Resources("sim", spot="only")), {})
+    with pytest.raises(UserError, match=r"on-demand ones do: set resources.spot to false; "):
+        fitting_offerings(limits, cast("Provider", object()), (sold(1),))
+    limits = EffectiveLimits(Spec("x", "x", resources=Resources("sim")), {})
+    with pytest.raises(UserError, match=r"spot ones do: set resources.spot to true; "):
+        fitting_offerings(limits, cast("Provider", object()), (sold(1, spot=True),))

@@ -180,3 +180,36 @@ def test_newer_names_are_written_as_patterns_and_told_as_warnings(stoker: Stoker
     assert code == 0
     assert "warning: policy machines: machines: no machine type that is known here matches g5.xlrge*" in said
     assert "warning: policy machines: machines: no machine type that is known here is called zzz" in said
+
+
+def test_a_region_of_external_jobs_that_no_table_has_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    """No governor would look at training jobs in the region that was meant."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("rules: []\nsagemaker: {regions: [us-east-1, us-est-2]}\n")
+    code, _, said = stoker("policy", "set", str(file))
+    assert code == 0 and versions.current_policy(store).sagemaker is not None
+    told = [line for line in said.splitlines() if "sagemaker.regions" in line]
+    assert told == [
+        "warning: sagemaker.regions: no region that is known here is called us-est-2; did you mean us-west-2?"
+    ]
+
+
+def test_a_name_that_is_no_identity_is_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    """A job would wait for such an approver for ever."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n"
+        "- {max_nodes: 1, approvers: [jane, any, '*', '/jane/', 'os:jane@*', jane@example.com, 'arn:aws:iam::1:x']}\n"
+        "- {max_retries: 1, for: {submitter: [any, joe]}, except: [{submitter: ann, until: 2099-01-01, why: x}]}\n"
+    )
+    code, _, said = stoker("policy", "set", str(file))
+    assert code == 0 and store is not None
+    told = [
+        line.partition(" is no identity; write an ARN, ")[0] for line in said.splitlines() if "is no identity" in line
+    ]
+    assert told == [
+        "warning: policy max-nodes: approvers: jane",
+        "warning: policy max-nodes: approvers: any",
+        "warning: policy max-retries: except.submitter: ann",
+        "warning: policy max-retries: for.submitter: joe",
+    ]

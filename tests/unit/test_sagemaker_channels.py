@@ -157,3 +157,16 @@ def test_hyperparameters_are_in_the_form_of_the_sdk() -> None:
     """The SDK's estimators send each value as JSON, so that the console shows the same."""
     asked = params(order(environment=SCRIPT, params={"lr": 0.1, "name": "a b", "flag": True, "layers": "json:[1]"}))
     assert asked["HyperParameters"] == {"lr": "0.1", "name": '"a b"', "flag": "true", "layers": "[1]"}
+
+
+def test_a_folder_without_its_slash_is_told() -> None:
+    """Objects beside it would be in the channel, which they are not on other providers."""
+    sources = ("s3://bkt/data/train", "s3://bkt/data/train/", "s3://bkt/data/train.csv", "s3://bkt", "./here")
+    inputs = {f"i{number}": Input(source) for number, source in enumerate(sources)}
+    inputs["url"] = Input("s3://bkt/data/train", mode="stream")
+    made = SageMakerProvider(Context(store="s3://bucket/team", offline=True))
+    found = made.remarks(order(environment=SCRIPT, inputs=inputs).spec)
+    assert found == (
+        "inputs.i0: SageMaker brings all objects whose names begin with s3://bkt/data/train; end a folder with /",
+    )
+    assert made.remarks(order(inputs=inputs).spec) == (), "the agent brings folders"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,16 @@ def test_the_table_of_positions_names_known_arguments() -> None:
         assert len(set(names)) == len(names), kind
     assert json.dumps(sorted(POSITIONAL)) == '["Estimator", "HuggingFace", "PyTorch", "TensorFlow"]'
     assert "sagemaker" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("tags", ["team"], "tags: 'team' is no tag; write {'Key': NAME, 'Value': VALUE}"),
+        ("tags", [{"key": "team"}], "tags: {'key': 'team'} is no tag; write "),
+        ("hyperparameters", "epochs", "hyperparameters: 'epochs' is no mapping; write {'NAME': VALUE}"),
+    ],
+)
+def test_values_of_another_kind_get_one_line(argument: str, value: Any, message: str) -> None:
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        PyTorch("train.py", "2.5", "py311", instance_type="local", **{argument: value}).job()

@@ -84,13 +84,14 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
         return
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
+    tagless = found.rows and by not in KINDS and all(row.name == NONE for row in found.rows)
+    if tagless:
+        say(f"--by {by}: no job has a tag of that name{_meant(by)}")
     if csv_file is not None:
         _write_csv(found, by, csv_file)
         return
     if found.rows:
         click.echo(_table(found, by))
-        if by not in KINDS and all(row.name == NONE for row in found.rows):
-            say(f"--by {by}: no job has a tag of that name{_meant(by)}")
     else:
         say(f"nothing was spent in {place_text(store)}" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
     for standing in standings:

@@ -157,6 +157,10 @@ class _AwsOptions:
     sagemaker: bool | None
     forget: tuple[str, ...]
 
+    @property
+    def limits_clones(self) -> bool:
+        return bool(self.clone_roles.named or self.clone_machines.named)
+
 
 def _deploy_to_aws(
     store: Store, wanted: _AwsOptions, recorded: DeploymentRecord | None, *, dry_run: bool, yes: bool, as_json: bool
@@ -167,6 +171,7 @@ def _deploy_to_aws(
     from stoker.deploy import package
     from stoker.governor import deployment_record
     from stoker.governor.deployment_record import DeploymentRecord
+    from stoker.model.errors import UserError
     from stoker.submit.identity import user_at_host
 
     region, forget = wanted.region, wanted.forget
@@ -174,6 +179,9 @@ def _deploy_to_aws(
     blank = DeploymentRecord(aws_deployment.CLOUD, "", region, "", "", "")
     before = deployment_record.without_regions(recorded or blank, forget)
     training = before.sagemaker if wanted.sagemaker is None else wanted.sagemaker
+    # The values of earlier deployments are not known to a dry run.
+    if wanted.limits_clones and not training and not dry_run:
+        raise UserError("--clone-role and --clone-machine: no clones are made without --sagemaker; add it")
     regions, notify = wanted.elsewhere.after(before.elsewhere), wanted.notify.named
     if not dry_run:
         regions = _event_regions(store, regions, wanted, training=training)

@@ -17,9 +17,26 @@ if TYPE_CHECKING:
     from stoker.store.base import Store
 
 _job_argument = click.argument("job", shell_complete=complete_job)
+_why_option = click.option(
+    "--why",
+    metavar="TEXT",
+    required=True,
+    callback=lambda _context, _parameter, text: _reason(text),
+    help="The reason, for later readers.",
+)
 _external_option = click.option(
     "--external", is_flag=True, help="JOB is the name of an external job; default: where no job has it."
 )
+
+
+def _reason(text: str) -> str:
+    """The reason in one line. Raises UserError where nothing is left of it."""
+    from stoker.model.errors import UserError
+
+    reason = " ".join(text.split())
+    if not reason:
+        raise UserError("--why: is empty; write the reason, which later readers of the log will see")
+    return reason
 
 
 @click.command(short_help="Let one job break a rule of the policy.")
@@ -39,7 +56,7 @@ _external_option = click.option(
     show_default=True,
     help="The last day, in UTC: 2026-12-31, or a span such as 7d.",
 )
-@click.option("--why", metavar="TEXT", required=True, help="The reason, for later readers.")
+@_why_option
 @_external_option
 @store_option
 def approve(job: str, names: tuple[str, ...], until: str, why: str, external: bool) -> None:
@@ -58,7 +75,7 @@ def approve(job: str, names: tuple[str, ...], until: str, why: str, external: bo
         if not approvals.may_approve(rule, me):
             raise UserError(f"policy {rule.name}: {me} may not approve; {_approvers_text(rule)}")
     for rule in rules:
-        given = approvals.Approval(job, rule.name, me, last.isoformat(), " ".join(why.split()), external)
+        given = approvals.Approval(job, rule.name, me, last.isoformat(), why, external)
         approvals.write(store, given)
         title = f"the external job {job}" if external else job
         say(f"{title} may break policy {rule.name} until {last}, approved by {me}")
@@ -75,7 +92,7 @@ def approve(job: str, names: tuple[str, ...], until: str, why: str, external: bo
     shell_complete=complete_rule,
     help="The approval of this rule; default: all that the job has.",
 )
-@click.option("--why", metavar="TEXT", required=True, help="The reason, for later readers.")
+@_why_option
 @_external_option
 @store_option
 def withdraw(job: str, names: tuple[str, ...], why: str, external: bool) -> None:
@@ -98,7 +115,7 @@ def withdraw(job: str, names: tuple[str, ...], why: str, external: bool) -> None
             who = _approvers_text(rule) if rule is not None else "the policy has no such rule any more"
             raise UserError(f"policy {name}: {me} may not withdraw the approval by {by}; {who}")
     for each in found:
-        if approvals.withdraw(store, each, approvals.Withdrawal(me, " ".join(why.split()))):
+        if approvals.withdraw(store, each, approvals.Withdrawal(me, why)):
             say(f"{_title(each.approval)}: policy {each.approval.rule} holds again: its approval was withdrawn by {me}")
         else:
             say(f"{_title(each.approval)}: the approval of policy {each.approval.rule} was withdrawn already")

@@ -13,6 +13,7 @@ from stoker.core.acceptable_offerings import acceptable
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.jobfile import ResolvedJob
 from stoker.model import channel_address
+from stoker.model.offerings import Offering
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
@@ -21,7 +22,7 @@ from stoker.read.safe_text import legible
 from stoker.store.base import Store
 from stoker.submit.choose_offerings import connect
 from stoker.submit.identity import with_submitter
-from stoker.submit.policy_check import forecast_budgets, limit_text, policy_filled
+from stoker.submit.policy_check import forecast_budgets, limit_text, policy_filled, uncounted
 
 # The consequences of a budget that would be exceeded.
 _CONSEQUENCES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}
@@ -56,11 +57,14 @@ class PolicyVerdict:
     exempt: dict[str, Exemption]
     # The channels that would be notified about the job, by name, without the keys in their addresses.
     notified: dict[str, dict[str, Any]]
+    # Why no machine has a price that a limit on the cost needs; empty where one has, or may have.
+    unpriced: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
         refused = any(each.refuses and not each.needs_approval for each in self.findings)
-        return refused or any(then == "refuse" for _, then in self.budgets)
+        return refused or any(then == "refuse" for _, then in self.budgets) or bool(self.unpriced)
 
     def lines(self) -> Iterator[str]:
         """The verdict as lines for people."""
@@ -71,8 +75,12 @@ class PolicyVerdict:
                     yield f"would wait: {line}{policy_rules.approval_text(finding.rule, None)}"
                 else:
                     yield f"{'would be refused' if finding.refuses else 'warning'}: {line}"
+        if self.unpriced:
+            yield f"would be refused: {self.unpriced}"
         for reason, then in self.budgets:
             yield f"{_CONSEQUENCES[then]}: {reason}"
+        for line in self.warnings:
+            yield f"warning: {line}"
         for line in self.balances:
             yield f"budget: {line}"
         for line in self.in_use:
@@ -109,6 +117,8 @@ class PolicyVerdict:
             "exempt": to_json(self.exempt),
             "budgets": [{"refused": then == "refuse", "then": then, "reason": reason} for reason, then in self.budgets],
             "stands": [*self.balances, *self.in_use],
+            "unpriced": self.unpriced or None,
+            "warnings": list(self.warnings),
             "notify": self.notified,
             "policy": self.policy.digest,
         }
@@ -128,6 +138,9 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
     bounds = policy_rules.effective_limits(policy, subject)
     fitting, _ = acceptable(bounds.spec, offered, unpriced=True)
     budget = forecast_budgets(store, policy, spec, fitting)
+    unpriced = _unpriced(bounds, offered) if fitting else ""
+    # Spot machines may have prices of the hour, which no table has.
+    sure = not any(each.spot for each in fitting)
     return PolicyVerdict(
         policy=policy,
         filled=filled.lines,
@@ -139,7 +152,17 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
         watched=tuple(_watched(policy, subject)),
         exempt=_exempt(policy, subject),
         notified=_notified(policy, spec),
+        unpriced=unpriced if sure else "",
+        warnings=(*((unpriced,) if unpriced and not sure else ()), *uncounted(policy, spec, tuple(fitting))),
     )
+
+
+def _unpriced(bounds: EffectiveLimits, offered: tuple[Offering, ...]) -> str:
+    """Why the policy's limit on the cost leaves no machine, for want of prices; empty where it leaves one."""
+    if "max_cost" not in bounds.by_rule:
+        return ""
+    priced, reason = acceptable(bounds.spec, offered, cost_bound=bounds.named("max_cost"))
+    return "" if priced else reason
 
 
 def _watched(policy: Policy, subject: Subject) -> Iterator[WarningLimit]:

@@ -255,15 +255,15 @@ def _trained_s(state: JobState) -> float:
 def _need(bounds: EffectiveLimits, rate: float, spent: float, trained_s: float, start_s: float = START_S) -> Need:
     """The need by the tightest limit of the job. Saving and leaving add to `max_runtime`, and are part of
     `max_cost`."""
-    limits = bounds.spec.limits
+    limits, price = bounds.spec.limits, f"at {in_dollars(rate * 3600)}/h" if rate else "without a price"
     found: list[tuple[float, str]] = []
     if limits.max_cost is not None:
         found.append((max(0.0, limits.max_cost - spent), bounds.named("max_cost")))
     if limits.max_runtime_s is not None:
         left_s = max(0.0, limits.max_runtime_s - trained_s) + start_s + _save_s(bounds.spec)
-        found.append((left_s * rate, f"{bounds.named('max_runtime')} at {in_dollars(rate * 3600)}/h"))
+        found.append((left_s * rate, f"{bounds.named('max_runtime')} {price}"))
     if not found:
-        why = f"an estimate, {span_text(UNBOUNDED_S)} at {in_dollars(rate * 3600)}/h: limits.max_cost is not set"
+        why = f"an estimate, {span_text(UNBOUNDED_S)} {price}: limits.max_cost is not set"
         found.append((UNBOUNDED_S * rate, why))
     dollars, why = min(found)
     rolling = limits.max_cost is None and limits.max_runtime_s is None

@@ -166,8 +166,10 @@ def broken(policy: Policy, subject: Subject, offerings: Iterable[Offering] | Non
             lapsed = _lapsed(rule, subject)
             problems = tuple(replace(each, text=each.text + lapsed) for each in problems)
             found.append(RuleFinding(rule, "; ".join(each.text for each in problems), problems))
-    if known and not any(finding.refuses and finding.about_machines for finding in found):
-        found += _conflicting(_about_machines(policy, subject), known)
+    if known:
+        reported = {finding.rule.name for finding in found if finding.refuses and finding.about_machines}
+        others = [rule for rule in _about_machines(policy, subject) if rule.name not in reported]
+        found += _conflicting(others, known)
     return tuple(found)
 
 

@@ -187,19 +187,19 @@ class ExternalJobGovernor:
             account = self._account_in(region)
             running = account.in_progress()
             ended = account.changed_since(now - external_job_index.ENDED_FOR)
-            alarms = account.alarms(self.start)
         except StokerError as error:
             # A list that failed proves nothing. A missing permission or package is no reason to keep the tick on.
             result.problems[f"sagemaker {region}"] = str(error)
             result.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
             return
+        alarms = self._alarms_of_region(result, account)
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(external_job_index.read(self.store, region).rows)
-        ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
+        ringing = {job_of(alarm) for alarm in alarms or () if alarm.ringing}
         due = [name for name, each in listed.items() if index_rows.is_due(rows.get(name), each, policy, now)]
         # A job in no list may have ended long ago, or be gone, while its alarms and its row still exist.
         unlisted = {name for name, row in rows.items() if not (row.settled and row.ended_at)} - set(listed)
-        names = sorted({*ringing, *due, *unlisted, *({job_of(alarm) for alarm in alarms} - set(listed))})
+        names = sorted({*ringing, *due, *unlisted, *({job_of(alarm) for alarm in alarms or ()} - set(listed))})
         # In random order, so that every job gets its turn where the time is not enough for all.
         random.shuffle(names)
         changed: dict[str, ExternalJobRow] = {}
@@ -222,6 +222,16 @@ class ExternalJobGovernor:
             external_job_index.write(self.store, region, rows, now)
         unsettled = {name for name, row in rows.items() if not row.settled}
         result.active += len(unsettled | {name for name in listed if name not in rows})
+
+    def _alarms_of_region(self, result: ExternalJobsResult, account: SageMakerAccount) -> list[Alarm] | None:
+        """This store's alarms in a region; None where they are unknown. All rules but those about accelerators hold
+        without them."""
+        try:
+            return account.alarms(self.start)
+        except StokerError as error:
+            result.problems[f"sagemaker {account.region}"] = str(error)
+            result.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
+            return None
 
     def _govern_job(
         self,

@@ -106,16 +106,24 @@ def _name(node: SettingNode, path: str) -> str:
     raise wrong(node, path, _NAME_RULE)
 
 
+def _names(node: SettingNode, path: str) -> tuple[str, ...]:
+    """A name in a cloud, or a list of them. A text with several is the name of nothing, and clouds do not say why."""
+    found = words(node, path)
+    joined = next((each for each in found if "," in each), None)
+    if joined is not None:
+        several = ", ".join(part.strip() for part in joined.split(",") if part.strip())
+        raise node.origin.error(path, f"{joined!r} is one text; write several names as a list: [{several}]")
+    return found
+
+
 def _zones(node: SettingNode, path: str) -> tuple[str, ...]:
-    zones = words(node, path)
+    zones = _names(node, path)
     return () if zones == ("any",) else zones
 
 
 def _regions(node: SettingNode, path: str) -> str | tuple[str, ...]:
     """The name of a region, or a list of several. A list of one is that one."""
-    if not isinstance(node.value, tuple):
-        return text(node, path)
-    found = words(node, path)
+    found = _names(node, path) if isinstance(node.value, (tuple, str)) else (text(node, path),)
     if not found:
         raise node.origin.error(path, "is empty; leave it out, or name a region")
     if len(set(found)) < len(found):
@@ -234,7 +242,7 @@ def _packages(node: SettingNode, path: str) -> tuple[str, ...]:
 def _image(node: SettingNode, path: str) -> str:
     found = text(node, path)
     problem = dlc_images.problem(found)
-    if problem is None and not _IMAGE.fullmatch(found):
+    if problem is None and dlc_images.parse(found) is None and not _IMAGE.fullmatch(found):
         cased = " (names are in lower case)" if _IMAGE.fullmatch(found.lower()) else ""
         example = "pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
         problem = f"{found!r} is not the name of an image{cased}; write one such as {example}"
@@ -339,7 +347,7 @@ FORMS: dict[str, Reader] = {
     "percent": _percent,
     "date": formed(value_forms.read_date, value_forms.DATE_HELP),
     "spot": _spot,
-    "words": words,
+    "words": _names,
     "regions": _regions,
     "zones": _zones,
     "version": _version,

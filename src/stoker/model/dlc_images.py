@@ -51,7 +51,31 @@ def problem(image: str) -> str | None:
     if found["transformers"]:
         named = f"{PREFIX}{_HUGGINGFACE}{found['framework']}"
         return f"{image!r}: only Hugging Face's images have transformers; write {named}:…"
+    absent = missing(image)
+    return f"{absent}; write another version or Python, or {_IN_FULL}" if absent else None
+
+
+def missing(image: str) -> str | None:
+    """Describe why there is no image behind an alias; None if there is one, or may be one that is not known here, or if
+    it is no alias."""
+    found = parse(image)
+    if found is None:
+        return None
+    known, oldest = framework_image(found.framework, found.version), oldest_image(found.framework)
+    if known is None and oldest is not None and _numbers(found.version) < _numbers(oldest):
+        return f"there is no image of {found.framework} {found.version}; the oldest is of {oldest}"
+    if known is not None and found.python not in known.pythons:
+        there = " and ".join(known.python3)
+        return f"the image of {found.framework} {known.version} has {there}, not {found.python}"
     return None
+
+
+def unchecked(image: str) -> str | None:
+    """The remark about an alias of a version that the table lacks; None for any other image."""
+    found = parse(image)
+    if found is None or framework_image(found.framework, found.version) or oldest_image(found.framework) is None:
+        return None
+    return f"{image}: no image of {found.framework} {found.version} is known (as of {DATE}); it is tried all the same"
 
 
 def region_problem(image: str, region: str) -> str | None:
@@ -98,6 +122,11 @@ class FrameworkImage:
 
     version: str
     pythons: tuple[str, ...]
+
+    @property
+    def python3(self) -> tuple[str, ...]:
+        """Its Pythons without Python 2."""
+        return tuple(name for name in self.pythons if name != "py2")
 
     @property
     def is_old(self) -> bool:

@@ -276,6 +276,11 @@ class Spec:
         tags."""
         return {name: value for name, value in self.tags.items() if name != SUBMITTER_TAG}
 
+    @property
+    def may_install_driver(self) -> bool:
+        """Return whether the set-up may install a driver on the machine. In a container, it cannot."""
+        return self.environment.container is None and (self.setup is not None or bool(self.environment.apt))
+
 
 def master_port(spec: Spec) -> int:
     """The rendezvous port if each node has its own address: `env.MASTER_PORT`, else the default."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from stoker.core.policy_patterns import is_pattern, matches
 from stoker.model.errors import UserError
-from stoker.model.policy import Policy, Rule
+from stoker.model.policy import ANY, Policy, Rule
+from stoker.model.spec import SUBMITTER_TAG
 from stoker.providers import registry
 from stoker.providers.did_you_mean import nearest
 from stoker.providers.known_names import KnownNames
@@ -31,7 +32,7 @@ def unknown_names(policy: Policy) -> list[UnknownName]:
     Providers and names that only other computers know are possible: only names that almost are known ones count as
     misspelt, and patterns never do.
     """
-    found = [unknown for rule in policy.rules for unknown in _of_providers(rule)]
+    found = [unknown for rule in policy.rules for unknown in (*_of_providers(rule), *_of_people(rule))]
     tables = [table for name in registry.names() if (table := _table(name)) is not None]
     if not tables:
         return found
@@ -47,7 +48,7 @@ def unknown_names(policy: Policy) -> list[UnknownName]:
         for place, name in _names(rule, "regions") if regions else ():
             # Regions of Compute Engine may be written with their project.
             found += _unknown(rule, place, name.rpartition("/")[2] if name[0] != "/" else name, regions, "region")
-    return found
+    return [*found, *_of_external_jobs(policy, regions)]
 
 
 def _names(rule: Rule, field: str) -> Iterator[tuple[str, str]]:
@@ -70,6 +71,31 @@ def _unknown(rule: Rule, place: str, name: str, known: Collection[str], what: st
         return
     advice = f"did you mean {similar}? for a {what} that is newer than Stoker's tables, write a pattern: {name}*"
     yield UnknownName(f"policy {rule.name}: {place}: there is no {what} {name}; {advice}", misspelt=True)
+
+
+def _of_external_jobs(policy: Policy, known: Collection[str]) -> Iterator[UnknownName]:
+    """The regions whose training jobs are governed. They are names, never patterns, so that a newer one is possible."""
+    for name in policy.sagemaker.regions if policy.sagemaker is not None and known else ():
+        if name not in known:
+            similar = nearest(name, sorted(known))
+            hint = f"; did you mean {similar}?" if similar else ""
+            text = f"sagemaker.regions: no region that is known here is called {name}{hint}"
+            yield UnknownName(text, misspelt=False)
+
+
+def _of_people(rule: Rule) -> Iterator[UnknownName]:
+    """The approvers and submitters whose names no identity can have: ARNs and users of computers have a colon, accounts
+    of Google Cloud are addresses. `any` is a value of tags."""
+    exempt = (each.submitter for each in rule.exempt if each.submitter is not None)
+    places = (
+        *(("approvers", name) for name in rule.approvers),
+        *(("except.submitter", name) for name in exempt),
+        *(("for.submitter", name) for name in rule.scope.get(SUBMITTER_TAG, ()) if name != ANY),
+    )
+    for place, name in places:
+        if name == ANY or not (is_pattern(name) or ":" in name or "@" in name):
+            forms = "an ARN, an address such as jane@example.com, os:USER@COMPUTER, or a pattern of these"
+            yield UnknownName(f"policy {rule.name}: {place}: {name} is no identity; write {forms}", misspelt=False)
 
 
 def _of_providers(rule: Rule) -> Iterator[UnknownName]:

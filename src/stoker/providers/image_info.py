@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
+
+from stoker.model.errors import UserError
+from stoker.model.spec import Spec
 
 # A version, such as (3, 12).
 Python = tuple[int, int]
@@ -33,6 +36,17 @@ def newer_image(tags: Iterable[str]) -> str:
         oldest[arch] = min(served, oldest.get(arch, served))
     version = max(oldest.values(), default=min(SERVED.values()))
     return f"choose another {IMAGE}, with Python {version_text(version)} or newer"
+
+
+def check_driver(spec: Spec, plain: Collection[str]) -> None:
+    """Raise UserError if a job asks for accelerators on one of the plain images, which have no driver, and installs
+    none: its machines would be given back, one after the other."""
+    gpus, image = spec.resources.gpus, spec.resources.image
+    if gpus is None or gpus.count == 0 or image not in plain or spec.may_install_driver:
+        return
+    # Nothing that runs in the container reaches the machine.
+    install = "" if spec.environment.container else ", or install the driver in setup or environment.apt"
+    raise UserError(f"{IMAGE}: {image} has no driver for accelerators; leave it out for one that has{install}")
 
 
 class ImagesModule(Protocol):

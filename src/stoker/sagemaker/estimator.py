@@ -55,7 +55,10 @@ class EstimatorBase(SdkAttributes):
         self._given = given
         self._overrides = dict(overrides)
         self._store: str | None = self._overrides.pop("store", None)
-        self._hyperparameters: dict[str, Any] = dict(given.get("hyperparameters") or {})
+        hyperparameters = given.get("hyperparameters") or {}
+        if not isinstance(hyperparameters, Mapping):
+            raise BadArgument(f"hyperparameters: {hyperparameters!r} is no mapping; write {{'NAME': VALUE}}")
+        self._hyperparameters: dict[str, Any] = dict(hyperparameters)
         self.latest_training_job: TrainingJob | None = None
         self.jobs: list[TrainingJob] = []
         self._current_job_name: str | None = None

@@ -5,7 +5,6 @@ Stoker's agent runs beside the container, with a Python of its own; the training
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from stoker.model import dlc_images
@@ -28,26 +27,23 @@ def known_image(framework: str, version: str, python: str) -> tuple[str, str]:
 
 def check_image(image: str) -> None:
     """Raise BadArgument for `dlc/FRAMEWORK:VERSION-PYTHON` that is known not to be there; pass every other image."""
-    found = dlc_images.parse(image)
-    if found is None:
+    found, missing = dlc_images.parse(image), dlc_images.missing(image)
+    if found is None or missing is None:
         return
-    known, oldest = dlc_images.framework_image(found.framework, found.version), dlc_images.oldest_image(found.framework)
-    if known is None and oldest is not None and _numbers(found.version) < _numbers(oldest):
-        what = f"there is no image of {found.framework} {found.version}; the oldest is of {oldest}"
-        raise BadArgument(f"framework_version: {what}; image_uri names another one")
-    if known is not None and found.python not in known.pythons:
-        there = [name for name in known.pythons if name != "py2"]
-        what = f"the image of {found.framework} {known.version} has {' and '.join(there)}, not {found.python}"
-        raise BadArgument(f"py_version: {what}; write py_version={there[-1]!r}, or choose another framework_version")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    known = dlc_images.framework_image(found.framework, found.version)
+    if known is None:
+        raise BadArgument(f"framework_version: {missing}; image_uri names another one")
+    advice = f"write py_version={known.python3[-1]!r}, or choose another framework_version"
+    raise BadArgument(f"py_version: {missing}; {advice}")
 
 
 def describe_python(spec: Spec) -> tuple[str, ...]:
-    """A line about a Python of the image that is known, and older than Stoker's own."""
+    """A line about a Python of the image that is known, and older than Stoker's own; or about an image that is not
+    known."""
     container = spec.environment.container
+    unchecked = dlc_images.unchecked(container.image) if container is not None else None
+    if unchecked is not None:
+        return (unchecked,)
     python = dlc_images.python_of(container.image) if container is not None else None
     if container is None or python is None or python >= dlc_images.OLDEST_AGENT_PYTHON:
         return ()

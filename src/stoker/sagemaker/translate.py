@@ -285,4 +285,7 @@ def _tags(tags: Any) -> dict[str, str] | None:
     if isinstance(tags, Mapping):
         return {str(name): str(value) for name, value in tags.items()}
     each = tags if isinstance(tags, (list, tuple)) else [tags]
+    odd = next((tag for tag in each if not isinstance(tag, Mapping) or "Key" not in tag), None)
+    if odd is not None:
+        raise BadArgument(f"tags: {odd!r} is no tag; write {{'Key': NAME, 'Value': VALUE}}")
     return {str(tag["Key"]): str(tag.get("Value", "")) for tag in each}

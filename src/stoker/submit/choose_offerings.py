@@ -43,6 +43,14 @@ class ExplainsNoOffering(Protocol):
 
 
 @runtime_checkable
+class SellsInOtherWays(Protocol):
+    """A provider that sells machines neither on demand nor as spot."""
+
+    def other_way(self, offered: Iterable[Offering]) -> str:
+        """The setting by which machines of these types can be had that are not on demand; empty if there is none."""
+
+
+@runtime_checkable
 class PlansFromTables(Protocol):
     """A provider that can plan offline, from tables of its own."""
 
@@ -128,7 +136,19 @@ def fitting_offerings(
     reason = fitting.reason
     if not offered and isinstance(provider, ExplainsNoOffering):
         reason = provider.why_none(limits.spec.resources) or reason
+    reason += _other_kind(limits.spec.resources, provider, offered)
     raise UserError(f"{reason}; `stoker offers` lists the machines on offer")
+
+
+def _other_kind(resources: Resources, provider: Provider, offered: tuple[Offering, ...]) -> str:
+    """The advice for a job that asks for spot where there are on-demand machines alone, or the other way round."""
+    wants_spot = resources.spot == "only"
+    if not offered or resources.spot == "prefer" or any(each.spot == wants_spot for each in offered):
+        return ""
+    if wants_spot:
+        return "; on-demand ones do: set resources.spot to false"
+    other = provider.other_way(offered) if isinstance(provider, SellsInOtherWays) else ""
+    return f"; spot ones do: set resources.spot to true{f', or {other}' if other else ''}"
 
 
 def _frozen_resources(resources: Resources, offered: tuple[Offering, ...]) -> Resources:

@@ -135,7 +135,7 @@ def check_policy(
                 for line in each.lines
             ),
             *(reason for reason, _ in budget.exceeded),
-            *_uncounted(policy, spec, judged.allowed),
+            *uncounted(policy, spec, judged.allowed),
         ),
         notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
         limits=limits,
@@ -165,7 +165,7 @@ def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tu
         raise UserError(f"{reason}; {advice}")
 
 
-def _uncounted(policy: Policy, spec: Spec, offerings: tuple[Offering, ...]) -> list[str]:
+def uncounted(policy: Policy, spec: Spec, offerings: tuple[Offering, ...]) -> list[str]:
     """A warning for each budget that cannot count this job, because no price of its machines is known. A limit on the
     cost accepts no machine without a price."""
     if any(each.price is not None or each.on_demand_price is not None for each in offerings):

@@ -37,7 +37,7 @@ class AcceleratorPhase:
         nothing = not seen.count and not seen.problem
         if nothing and not self._needs_driver():
             self._context.node.say(f"{describe(self._sold, seen)}; the job goes on, since it asks for no GPU")
-        elif not seen.count and self._installs():
+        elif not seen.count and self._spec.may_install_driver:
             self._open = True
             what = "setup" if self._spec.setup is not None else "environment.apt"
             self._context.node.say(f"{describe(self._sold, seen)}; {what} is run, which may install the driver")
@@ -60,19 +60,13 @@ class AcceleratorPhase:
         """Return whether the job asks for GPUs, or leaves the image to Stoker, which then has a driver."""
         return self._spec.resources.gpus is not None or self._spec.resources.image is None
 
-    def _installs(self) -> bool:
-        """Return whether the set-up may install a driver. In a container, it cannot."""
-        return self._spec.environment.container is None and (
-            self._spec.setup is not None or bool(self._spec.environment.apt)
-        )
-
     def _expects_driver(self) -> bool:
         """Return whether the image is to bring the driver, be it installed at the first boot.
 
         An image of the user's may bring none, to a job that asks for no GPU or installs the driver itself. A driver
         that shows itself is waited for in any case.
         """
-        return self._spec.resources.image is None or (self._needs_driver() and not self._installs())
+        return self._spec.resources.image is None or (self._needs_driver() and not self._spec.may_install_driver)
 
     def _wait(self, sold: Sold, wait_s: float) -> Seen:
         context = self._context

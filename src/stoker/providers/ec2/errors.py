@@ -105,6 +105,9 @@ _FIELDS = (
     ("InvalidSecurityGroup", "resources.ec2.security_groups"),
     ("InvalidSubnet", "resources.ec2.subnet"),
     ("NoSuchEntity", "resources.ec2.profile"),
+    # SsmInvalidParameter, for a parameter that is not of the type aws:ec2:image:
+    # https://github.com/aws/aws-cdk/issues/26712
+    ("SsmInvalid", "resources.image"),
 )
 # Advice on problems that only the user can solve.
 _ADVICE: dict[type[ProviderError], str] = {
@@ -144,6 +147,8 @@ def map_error(what: str, response: Any) -> ProviderError:
     field = next((field for start, field in _FIELDS if code.startswith(start)), "")
     if not field and "iam instance profile" in message.lower():
         field = "resources.ec2.profile"
+    if not field and "ssm parameter" in message.lower():
+        field = "resources.image"
     if not field and "smaller than snapshot" in message:
         field = "resources.disk"
     if field and kind is InvalidRequest:

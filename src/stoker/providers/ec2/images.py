@@ -64,6 +64,8 @@ ALIASES = (
     "ssm:/any/parameter",
 )
 
+# Those of the distributions, without drivers.
+PLAIN = tuple(alias for alias in ALIASES if alias.startswith(("ubuntu/", "debian/")))
 
 # The owners whose images are found by a bare name: anybody may publish an image of any name. Those of Debian and
 # Canonical are `amazon`'s too, by EC2's alias. The other aliases that DescribeImages knows have to be written, as

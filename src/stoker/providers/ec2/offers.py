@@ -17,7 +17,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers import offerings
-from stoker.providers.ec2 import catalog, efa, places, prices
+from stoker.providers.ec2 import catalog, efa, places, prices, reservations
 from stoker.providers.ec2.catalog import Ec2MachineType
 from stoker.providers.ec2.client import pages
 
@@ -78,6 +78,7 @@ def unchecked(resources: Resources) -> tuple[str, ...]:
 def why_none(resources: Resources) -> str:
     """The reason why there are no offerings for these resources, in one line that names the field."""
     why = catalog.why_none(resources)
+    why = why or reservations.why_none(resources)
     if why:
         return why
     return offerings.why_none("EC2", resources, ", ".join(resources.regions))

@@ -15,7 +15,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources, Resources
 from stoker.model.spec import Spec
-from stoker.providers import request_overrides
+from stoker.providers import image_info, request_overrides
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import (
     catalog,
@@ -24,6 +24,7 @@ from stoker.providers.ec2 import (
     images,
     overrides,
     places,
+    reservations,
     role_names,
     root_volume,
     several_regions,
@@ -87,6 +88,7 @@ def check(spec: Spec) -> None:
     several_regions.check(spec.resources)
     if spec.resources.image:
         images.find(spec.resources.image, "x86_64")
+        image_info.check_driver(spec, images.PLAIN)
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
         if request_overrides.reaches(ec2.overrides, name):
@@ -109,6 +111,7 @@ def check(spec: Spec) -> None:
     group = spec.logs.cloudwatch
     if group is not None and not is_group(group):
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
+    reservations.check_name(ec2.reservation)
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
 

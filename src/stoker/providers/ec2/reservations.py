@@ -3,6 +3,7 @@ they are, and while they are there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -28,6 +29,9 @@ _IN_ULTRASERVERS = ("p6e-", "trn2u.")
 # needs beside it.
 _NO_MORE = timedelta(minutes=20)
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
+# The values of RunInstances' CapacityReservationPreference, which names no reservation.
+_PREFERENCES = ("open", "none", "capacity-reservations-only")
+_RESERVATION = re.compile(r"(block:)?(cr-[0-9a-z]+|arn:aws[a-z-]*:resource-groups:\S+)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,14 @@ class ReservedCapacity:
     machine: str
     zone: str
     reservation: Reservation
+
+
+def check_name(written: str | None) -> None:
+    """Raise UserError for text that names neither a reservation, nor a group of them, nor a preference."""
+    if written is None or written in _PREFERENCES or _RESERVATION.fullmatch(written):
+        return
+    forms = "cr-0123, block:cr-0123, the ARN of a resource group, open, or none"
+    raise UserError(f"{_FIELD}: {written!r} is no reservation; write {forms}")
 
 
 def group_of(resources: Resources) -> str | None:
@@ -73,6 +85,15 @@ def find(ec2: Any, resource_groups: Callable[[], Any], resources: Resources) -> 
         ReservedCapacity(each["InstanceType"], each["AvailabilityZone"], _times(each, alone=group is None))
         for each in fitting
     )
+
+
+def why_none(resources: Resources) -> str:
+    """The reason why there are no offerings where a job names a reservation, in one line; empty if it names none."""
+    name = _name(resources)
+    if not name.startswith(("cr-", "arn:")) or resources.spot == "only":
+        return ""
+    advice = "leave out resources.gpus, cpus and memory, or name another"
+    return f"{_FIELD}: {name} holds no machine with what the job asks for; {advice}"
 
 
 def restrict(resources: Resources, found: tuple[ReservedCapacity, ...]) -> Resources:

@@ -45,6 +45,8 @@ _PLAIN: dict[str, tuple[str, dict[Arch, str]]] = {
         dict.fromkeys(("x86_64", "arm64"), "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
     ),
 }
+# Those without drivers.
+PLAIN = tuple(alias for alias in _PLAIN if alias != DEFAULT_TPU)
 # The Python of each distribution.
 _PYTHONS: dict[str, Python] = {
     "debian-12": (3, 11),

@@ -115,6 +115,10 @@ class GceProvider:
         """Say in one line why `offerings` is empty."""
         return offers.why_none(resources)
 
+    def other_way(self, offered: Iterable[Offering]) -> str:
+        """Name the setting for flex-start, if machines of one of these types are sold that way."""
+        return f"{flex_start.FIELD} to true" if any(flex_start.is_sold(each.machine) for each in offered) else ""
+
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """List the names in these resources that no packaged table has, a line each."""
         return offers.unchecked(resources, self._place(resources))

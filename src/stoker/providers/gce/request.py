@@ -19,7 +19,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources, Resources, short_region
 from stoker.model.spec import Spec
-from stoker.providers import node_disks, request_overrides
+from stoker.providers import image_info, node_disks, request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
     cards,
@@ -121,6 +121,8 @@ def check(spec: Spec) -> None:
     _check_links(resources)
     if resources.image:
         images.find(resources.image, "x86_64")
+        if not catalog.is_tpu(resources.gpus.name if resources.gpus else ""):
+            image_info.check_driver(spec, images.PLAIN)
     if resources.disk_bytes is not None and disk_size(resources.disk_bytes) < _LEAST_DISK:
         raise UserError(f"resources.disk: Compute Engine's disks have {_LEAST_DISK}GB at least")
     gce = resources.gce or GceResources()

@@ -63,6 +63,16 @@ def of_inputs(spec: Spec, ours: SagemakerResources) -> dict[str, Input]:
     return dict(fitting[: _MOST_CHANNELS - _AGENTS])
 
 
+def remarks(spec: Spec, ours: SagemakerResources) -> tuple[str, ...]:
+    """A line for each channel that looks like a folder and is none: "SageMaker uses all objects that match the
+    specified key name prefix" (S3DataSource), so that `data/train` brings `data/train-labels` too."""
+    return tuple(
+        f"inputs.{name}: SageMaker brings all objects whose names begin with {wanted.source}; end a folder with /"
+        for name, wanted in of_inputs(spec, ours).items()
+        if "://" in wanted.source and not re.search(r"/$|\.[^/]*$|^s3://[^/]*$", wanted.source)
+    )
+
+
 def buckets(spec: Spec, ours: SagemakerResources) -> dict[str, str]:
     """Return the bucket of each channel whose source is a URL, by the input's name."""
     found = of_inputs(spec, ours).items()

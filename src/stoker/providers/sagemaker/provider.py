@@ -61,6 +61,10 @@ class SageMakerProvider:
         request.check_image(spec, spec.resources.only_region or environment_region())
         self._check_channels(spec)
 
+    def remarks(self, spec: Spec) -> tuple[str, ...]:
+        """Lines about settings that are valid and may surprise."""
+        return channels.remarks(spec, spec.resources.sagemaker or SagemakerResources())
+
     def _check_channels(self, spec: Spec) -> None:
         """Raise UserError for a channel whose bucket is in another region, where it is known: SageMaker reads none."""
         region = spec.resources.only_region or environment_region()
