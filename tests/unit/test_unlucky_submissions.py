@@ -148,7 +148,7 @@ def test_a_file_that_goes_away_or_changes_while_it_is_sent(tmp_path: Path) -> No
     file.unlink()
     said = f"inputs.data: {file} cannot be read: No such file or directory"
     assert refused(lambda: uploads.send(store, upload, lambda _: None)) == said
-    assert not list(store.list(keys.INPUTS + upload.digest))
+    assert not list(store.list(keys.input_files(upload.digest)))
 
 
 def test_a_store_that_reports_no_progress_gets_the_file_all_the_same(tmp_path: Path) -> None:
@@ -335,5 +335,5 @@ def test_a_job_that_cannot_be_read_can_be_removed(tmp_path: Path, monkeypatch: p
         raise StoreUnavailable("later")
 
     monkeypatch.setattr(job_log, "read", unavailable)
-    with pytest.raises(StoreUnavailable, match="^later$"):
+    with pytest.raises(StoreUnavailable, match=r"^later$"):
         read_state(store, JOB)
