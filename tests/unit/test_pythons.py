@@ -104,37 +104,3 @@ def test_the_active_one_is_taken_as_it_is(programs: Path) -> None:
         find_python(None, programs)
     write(programs / "python3", "exit 1")
     assert find_python(None, programs) == str(programs / "python3")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("CONDA_PREFIX", "conda"),
-        ("CONDA_PREFIX", "conda/envs/other"),
-        ("CONDA_EXE", "conda/bin/conda"),
-    ],
-)
-def test_a_conda_environment_is_found_by_its_name(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    """Whichever environment is active, and where only the path of conda's program is known."""
-    python = tmp_path / "conda/envs/gpt/bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(REAL)
-    assert "there is no Python 'gpt' here" in refusal("gpt", programs)
-    monkeypatch.setenv(variable, str(tmp_path / value))
-    assert find_python("gpt", programs) == str(python)
-    assert "there is no Python 'bert' here" in refusal("bert", programs)
-    # A program of that name on the PATH comes first.
-    (programs / "gpt").symlink_to(REAL)
-    assert find_python("gpt", programs) == str(programs / "gpt")
-
-
-def test_a_file_that_cannot_be_started(programs: Path) -> None:
-    broken = programs / "python"
-    broken.write_text("#!/nowhere/sh\n")
-    broken.chmod(0o755)
-    said = f"environment.python: {broken} does not run: No such file or directory; give the path of one"
-    assert refusal(str(broken), programs) == said
-    write(broken, r"printf '\377'")
-    assert refusal(str(broken), programs).startswith(f"environment.python: {broken} does not run: 'utf-8' codec")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.environment import apt
 from stoker.agent.inputs import source
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.resources import Resources
@@ -173,31 +172,6 @@ def test_a_daemon_that_is_busy_is_left_to_whoever_needs_it(
     localise(contained(), registry.capabilities("local"), tmp_path, None)
 
 
-def test_an_engine_that_is_not_on_this_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The advice names the other one where it is here."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for engine, other in (("docker", "podman"), ("podman", "docker")):
-        container = Environment(container=Container("i", engine=engine))  # type: ignore[arg-type]
-        said = f"environment.container: there is no {engine} on this computer; "
-        assert refusal(replace(contained(), environment=container), tmp_path) == f"{said}install {engine}"
-        write(tmp_path / other, "true")
-        advice = f"set environment.container.engine: {other}"
-        assert refusal(replace(contained(), environment=container), tmp_path) == f"{said}{advice}"
-        (tmp_path / other).unlink()
-        # Machines bring it, or install it.
-        localise(
-            replace(contained(), resources=Resources(provider="ec2")), registry.capabilities("ec2"), tmp_path, None
-        )
-
-
-def test_a_docker_that_cannot_be_started(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(programs))
-    write(programs / "docker", "true")
-    (programs / "docker").write_text("#!/nowhere/sh\n")
-    said = "environment.container: docker does not run: No such file or directory; reinstall it"
-    assert refusal(contained(), tmp_path) == said
-
-
 def test_a_volume_of_a_folder_that_is_not_there(programs: Path, tmp_path: Path) -> None:
     write(programs / "docker", "echo 26.1")
     (tmp_path / "user" / "own").mkdir(parents=True)
@@ -244,27 +218,6 @@ def test_no_conda_on_this_computer(programs: Path, tmp_path: Path) -> None:
     write(programs / "micromamba", "echo 2.0")
     write(programs / "python", "exit 0")
     localise(spec, registry.capabilities("local"), tmp_path, None)
-
-
-def test_packages_of_the_system_that_this_computer_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apt, "missing_packages", lambda names: tuple(name for name in names if name != "sox"))
-    spec = Spec(name="j", run="true", environment=Environment(apt=("sox", "flac", "lame")))
-    said = "environment.apt: not installed on this computer, which Stoker never changes: flac lame; "
-    advice = "run `apt-get install flac lame` as root, or set environment.container"
-    assert refusal(spec, tmp_path) == said + advice
-    here = registry.capabilities("local")
-    localise(replace(spec, environment=Environment(apt=("sox",))), here, tmp_path, None)
-    localise(replace(spec, resources=Resources(provider="ec2")), registry.capabilities("ec2"), tmp_path, None)
-
-
-def test_a_folder_to_go_on_from_is_on_this_computer_alone(tmp_path: Path) -> None:
-    (tmp_path / "ckpt").mkdir()
-    spec = Spec(name="j", run="true", resume_from="ckpt")
-    assert localise(spec, registry.capabilities("local"), tmp_path, None).resume_from == str(tmp_path / "ckpt")
-    said = f"resume_from: {tmp_path}/ckpt is on this computer, where the machines cannot reach it; give a URL"
-    assert refusal(replace(spec, resources=Resources(provider="ec2")), tmp_path) == said
-    said = f"resume_from: there is no folder {tmp_path}/nope; name a job, a URL or a folder"
-    assert refusal(replace(spec, resume_from="./nope"), tmp_path) == said
 
 
 # ── Secrets ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import tarfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -14,19 +13,16 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.inputs import source
 from stoker.model import codec, keys
-from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
+from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, Submitted
 from stoker.model.resources import Resources
 from stoker.model.spec import Input, Spec
 from stoker.model.submission import Code, Submission
-from stoker.providers import registry
-from stoker.store import job_log, s3
+from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.submit import agent_bundle, check_inputs, node_programs, pack_code, pip_download, uploads
+from stoker.submit import agent_bundle, check_inputs, pip_download, uploads
 from stoker.submit.ignore_rules import is_ignored, read_rules, rules_above
-from stoker.submit.pack_code import pack
 from stoker.submit.resume import prepare_resume
 from stoker.submit.submitted_state import read_state
 from stoker.testing.memory_store import MemoryStore
@@ -68,13 +64,6 @@ def no_reading(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 # ── The code ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", [".gitignore", ".stokerignore"])
-def test_an_ignore_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    (tmp_path / name).write_text("*.bin\n")
-    no_reading(monkeypatch, tmp_path / name)
-    assert refused(lambda: read_rules(tmp_path)).startswith(f"code: {tmp_path / name}: cannot be read (")
-
-
 def test_an_ignore_file_that_goes_away_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".gitignore").write_text("*.bin\n")
     (tmp_path / ".stokerignore").write_text("*.pt\n")
@@ -98,26 +87,6 @@ def test_the_rules_of_a_repository_that_ignores_the_folder_itself_do_not_count(t
     (tmp_path / "src").mkdir()
     assert rules_above(tmp_path / "out") == ()
     assert is_ignored(tmp_path / "src/a.bin", False, rules_above(tmp_path / "src"))
-
-
-def test_a_folder_of_the_code_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = tmp_path / "code"
-    (code / "sub").mkdir(parents=True)
-    (code / "train.py").touch()
-    no_reading(monkeypatch, code / "sub")
-    assert refused(lambda: pack(code)).startswith("code: sub: cannot be read (")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    (tmp_path / "train.py").touch()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
-    said = refused(lambda: pack(tmp_path))
-    assert said == f"code: packing needs room in {pack_code.tempfile.gettempdir()}: {os.strerror(number)}"
 
 
 # ── Inputs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,60 +130,6 @@ def test_a_store_that_reports_no_progress_gets_the_file_all_the_same(tmp_path: P
     assert found is not None and found.data == b"twelve bytes" and sum(sent) == 12
 
 
-def test_the_plan_puts_urls_in_place_of_paths_and_nowhere_else(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "a").write_bytes(b"a")
-    spec = Spec("j", "true", inputs={"own": Input(str(folder)), "far": Input("s3://bucket/x")})
-    assert uploads.plan_uploads(spec, registry.capabilities("local"), "s3://store", None) == (spec, ())
-    planned, (upload,) = uploads.plan_uploads(spec, registry.capabilities("ec2"), "s3://store", None)
-    assert planned.inputs["far"] == spec.inputs["far"]
-    assert planned.inputs["own"].source == f"s3://store/{keys.input_files(upload.digest)}".rstrip("/")
-    assert (upload.name, upload.size, upload.to_send) == ("own", 1, None)
-    _, (asked,) = uploads.plan_uploads(
-        spec, registry.capabilities("ec2"), "s3://store", MemoryStore(lambda: datetime.now(timezone.utc))
-    )
-    assert asked.to_send == 1
-
-
-def test_an_upload_that_was_collected_is_asked_for_again(tmp_path: Path) -> None:
-    file = tmp_path / "data"
-    file.write_bytes(b"one")
-    store = open_store(str(tmp_path / "store"))
-    upload = uploads.measure_upload("data", file)
-    uploads.send(store, upload, lambda _: None)
-    spec = uploads.with_stored_sources(reading("x"), store.url, {"data": (upload, upload.digest)})
-    uploads.check_uploads_stored(store, spec)
-    uploads.check_uploads_stored(store, reading("s3://elsewhere/x"))
-    store.delete([meta.key for meta in store.list(keys.input_files(upload.digest))])
-    said = "inputs.data: its files are not in the store any more; name the folder that they are in"
-    assert refused(lambda: uploads.check_uploads_stored(store, spec)) == said
-
-
-@pytest.mark.parametrize("pays", [True, False])
-def test_a_bucket_whose_readers_pay_is_refused_and_other_doubts_are_left_to_the_machine(
-    monkeypatch: pytest.MonkeyPatch, pays: bool
-) -> None:
-    answers: list[Exception] = [StoreDenied("denied")]
-
-    def find(_self: object) -> None:
-        raise answers[0]
-
-    monkeypatch.setattr(source.InputSource, "find", find)
-    monkeypatch.setattr(s3, "is_requester_pays", lambda _url: pays)
-    spec = reading("s3://open-data/imagenet")
-    if pays:
-        said = refused(lambda: check_inputs.refuse_requester_pays(spec))
-        assert said.startswith("inputs.data: s3://open-data/imagenet is in a bucket whose readers pay for requests")
-        assert said.endswith("--request-payer requester s3://open-data/imagenet s3://YOUR-BUCKET")
-    else:
-        check_inputs.refuse_requester_pays(spec)
-    answers[0] = StoreUnavailable("later")
-    check_inputs.refuse_requester_pays(spec)
-    check_inputs.refuse_requester_pays(reading("s3://open-data/imagenet", mode="stream"))
-    check_inputs.refuse_requester_pays(reading("gs://open-data/imagenet"))
-
-
 # ── Programs for machines ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,43 +163,6 @@ def test_a_home_that_cannot_be_written(home: Path) -> None:
 def test_what_is_written_to_the_home_is_whole(home: Path) -> None:
     pip_download.write_cached(home / "tools/uv.gz", b"x")
     assert {path.name: path.read_bytes() for path in (home / "tools").iterdir()} == {"uv.gz": b"x"}
-
-
-def test_an_older_version_of_a_program_leaves_the_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_programs.metadata, "version", lambda _name: "2.0")
-    (home / "tools").mkdir(parents=True)
-    for name in ("uv-1.0-x86_64.gz", "uv-2.0-arm64.gz", "py-spy-1.0-x86_64.gz"):
-        (home / "tools" / name).touch()
-    node_programs._cache(node_programs.UV, home / "tools/uv-2.0-x86_64.gz", b"x")
-    assert sorted(path.name for path in (home / "tools").iterdir()) == [
-        "py-spy-1.0-x86_64.gz",
-        "uv-2.0-arm64.gz",
-        "uv-2.0-x86_64.gz",
-    ]
-
-
-def test_a_program_that_is_not_installed_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_programs.metadata, "files", lambda _name: None)
-    arch = node_programs.local_architecture()
-    said = refused(lambda: node_programs.build_program_files(node_programs.UV, [arch]))
-    assert f"uv for {arch} machines cannot be had" in said and "it is not installed here" in said
-
-
-def test_a_program_for_other_machines_comes_from_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gzip
-    import zipfile
-
-    def download(requirement: str, arch: str, _platforms: object, folder: Path) -> str:
-        assert requirement.startswith("uv==") and arch == other
-        with zipfile.ZipFile(folder / "uv.whl", "w") as wheel:
-            wheel.writestr("uv-1.data/scripts/uvx", b"no")
-            wheel.writestr("uv-1.data/scripts/uv", b"program")
-        return ""
-
-    other = "arm64" if node_programs.local_architecture() == "x86_64" else "x86_64"
-    monkeypatch.setattr(node_programs, "download_wheel", download)
-    (tool,), missing = node_programs.build_program_files(node_programs.UV, [other])
-    assert gzip.decompress(tool.path.read_bytes()) == b"program" and missing == ()
 
 
 def test_an_agent_that_nobody_used_for_long_leaves_the_cache(home: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -91,42 +88,6 @@ def test_packages_without_a_wheel_are_named_in_one_line(index: Running, code: Pa
         gathered(code, "alpha\n", WheelTarget("3.13", "arm64"))
     assert str(failure.value).startswith("environment.wheels: there is no wheel of beta for Python 3.13 on arm64; name")
     assert "\n" not in str(failure.value)
-
-
-def test_a_package_that_has_a_source_and_no_wheel_is_named(
-    index: Running, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = wheels._Access.uv
-
-    def uv(self: wheels._Access, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        answer = real(self, *arguments, cwd=cwd)
-        answer.stdout += '\n[[packages]]\nname = "gamma"\nversion = "1"\n'
-        return answer
-
-    monkeypatch.setattr(wheels._Access, "uv", uv)
-    with pytest.raises(UserError, match=r"there is no wheel of gamma for Python 3.12 on x86_64"):
-        gathered(code, "alpha\n", X86)
-
-
-def test_a_lock_that_uv_cannot_export(index: Running, code: Path) -> None:
-    (code / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.10"\n')
-    (code / "uv.lock").write_text("no lock")
-    with pytest.raises(UserError) as failure:
-        gather_wheels(code, read_requirements.read(code, "uv.lock"), [X86])
-    assert str(failure.value).startswith("uv.lock: ") and "\n" not in str(failure.value)
-
-
-def test_the_password_of_an_index_that_cannot_be_had(code: Path) -> None:
-    with pytest.raises(UserError, match=r"environment.index.* NO_SUCH_VARIABLE is not set"):
-        gathered(code, "alpha\n", X86, index=PackageIndex("http://127.0.0.1:9/", "env:NO_SUCH_VARIABLE"))
-
-
-def test_a_python_of_this_computer_gets_the_wheels_that_fit_it(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = make_wheel("delta", "1.0", tag=f"cp3{sys.version_info[1]}-none-any")
-    with package_index(fits, make_wheel("delta", "2.0", tag="cp36-none-any")) as running:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", running.url)
-        found = gathered(code, "delta\n", WheelTarget("0.0", "none", python=sys.executable))
-    assert [name for one in names(found).values() for name in one] == [fits.filename]
 
 
 def test_what_no_index_has(index: Running, code: Path) -> None:
@@ -226,65 +187,6 @@ def test_a_download_that_breaks_off_is_no_wheel(tmp_path: Path) -> None:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(OSError, match="ended after 50 of 100 bytes"):
             wheels._Access(None).fetch(f"http://127.0.0.1:{server.server_port}/a.whl", tmp_path / "a.whl")
-
-
-def test_another_file_than_the_index_says_is_refused_and_not_kept(
-    index: Running, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(_self: object, url: str, target: Path) -> str:
-        target.write_bytes(b"other")
-        return hashlib.sha256(b"other").hexdigest()
-
-    with monkeypatch.context() as patched:
-        patched.setattr(wheels._Access, "fetch", fetch)
-        with pytest.raises(UserError, match=r"wheels: \S+\.whl is not what its index says it is; try again"):
-            gathered(code, "alpha\n", X86)
-    assert not [path for path in (tmp_path / "home/wheels").rglob("*") if path.is_file()]
-    assert names(gathered(code, "alpha\n", X86)) == {"3.12-x86_64": [ALPHA.filename, NEW.filename]}
-
-
-def test_an_index_that_breaks_off_is_named_without_its_password(
-    index: Running, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(_self: object, url: str, target: Path) -> str:
-        raise ConnectionError("reset")
-
-    monkeypatch.setattr(wheels._Access, "fetch", fetch)
-    with pytest.raises(UserError, match=r"wheels: \S+\.whl cannot be fetched from http://127.0.0.1:\d+: reset"):
-        gathered(code, "alpha\n", X86)
-    assert not list((tmp_path / "home/wheels").iterdir())
-
-
-def test_a_home_in_which_nothing_can_be_kept(index: Running, code: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/wheels").touch()
-    with pytest.raises(UserError, match=r"home/wheels cannot be written: .*; set STOKER_HOME to a folder of yours"):
-        gathered(code, "alpha\n", X86)
-
-
-def test_the_password_of_an_index_from_the_netrc_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "netrc"
-    file.write_text("machine index.example login jane password hunter2\nmachine bare.example\n")
-    file.chmod(0o600)
-    monkeypatch.setenv("NETRC", str(file))
-    assert wheels._netrc("index.example") == ("jane", "hunter2")
-    assert wheels._netrc("other.example") is None
-    file.write_text("machine\n")
-    assert wheels._netrc("index.example") is None
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    assert wheels._netrc("index.example") is None
-
-
-def test_what_was_not_used_for_a_month_leaves_the_cache(index: Running, code: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "home/wheels"
-    (cache / "old").mkdir(parents=True)
-    (cache / "old/a.whl").touch()
-    (cache / "left.part").touch()
-    (cache / "young").mkdir()
-    for name in ("old", "left.part"):
-        os.utime(cache / name, (0, 0))
-    gathered(code, "alpha\n", X86)
-    assert {"old", "left.part", "young"} & {path.name for path in cache.iterdir()} == {"young"}
 
 
 class Clock:
