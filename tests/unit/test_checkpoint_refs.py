@@ -101,6 +101,11 @@ def test_what_is_incomplete_is_never_chosen() -> None:
         resolve([*ALL, part], "2.3", STATE, "job-1")
     with pytest.raises(UserError, match="has no checkpoint"):
         resolve([], "2.3", STATE, "job-1")
+    with pytest.raises(UserError, match="has no checkpoint that can be restored; `stoker checkpoints job-1` says why"):
+        resolve([part], None, STATE, "job-1")
+    # Of several that fit, the newest is named.
+    with pytest.raises(UserError, match=r"^job-1: checkpoint 2\.3 is not complete"):
+        resolve([checkpoint(2, 1, whole=False), part], "ckpt", STATE, "job-1")
 
 
 def test_an_agent_understands_what_was_pinned_without_a_log() -> None:
