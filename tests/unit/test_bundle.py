@@ -33,8 +33,8 @@ from stoker.submit.agent_bundle import (
     send,
     tags_for,
 )
-from stoker.submit.pip_download import write_cached
 from stoker.submit.node_packages import TargetMachines, pack_agents
+from stoker.submit.pip_download import write_cached
 from stoker.testing.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -209,7 +209,9 @@ def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.Monkey
     assert after.digest != before.digest and after.path != before.path
 
 
-def test_archives_that_are_not_used_for_long_are_deleted(no_pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_are_not_used_for_long_are_deleted(
+    no_pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(agent_bundle, "_stoker_files", dict)
     monkeypatch.setattr(agent_bundle, "obstore_files", lambda tag, offline: {})
 
@@ -328,7 +330,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home/bundles").touch()
-    with pytest.raises(UserError, match="/home/bundles cannot be written: .*; set STOKER_HOME to a folder of yours$"):
+    with pytest.raises(UserError, match=r"/home/bundles cannot be written: .*; set STOKER_HOME to a folder of yours$"):
         write_cached(tmp_path / "home/bundles/agent", b"")
 
 
@@ -373,7 +375,7 @@ def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
     assert [one.tag for one in built] == ["cp310-arm64", "cp311-arm64", "cp311-x86_64"]
     assert told == ("no cp310-x86_64",)
     monkeypatch.setattr(agent_bundle, "build_archive", none_but())
-    with pytest.raises(NoAgentAvailable, match="^no cp311-x86_64$"):
+    with pytest.raises(NoAgentAvailable, match=r"^no cp311-x86_64$"):
         build_archives({"x86_64"})
     # A dry run can be told neither that it cannot be nor what it would be.
     assert build_archives({"x86_64"}, offline=True)[0] == ()

@@ -56,9 +56,17 @@ def entry(event: Event, reason: str = "because", seq: int = 9) -> Entry:
             "asked attempt 1 to save and leave [boot-failed: the machine could not start its agent]",
             "because",
         ),
-        (Closed(4, "dry", "no-capacity"), f"{MACHINES} found no machine [no-capacity]", f"no capacity: {ON_DEMAND.title}"),
+        (
+            Closed(4, "dry", "no-capacity"),
+            f"{MACHINES} found no machine [no-capacity]",
+            f"no capacity: {ON_DEMAND.title}",
+        ),
         (Closed(7, "dry", "no-capacity"), "claim 7 found no machine [no-capacity]", "no capacity: because"),
-        (Closed(4, "dry", "subnet-full"), f"{MACHINES} found no machine [subnet-full]", f"{MACHINES} came to nothing: because"),
+        (
+            Closed(4, "dry", "subnet-full"),
+            f"{MACHINES} found no machine [subnet-full]",
+            f"{MACHINES} came to nothing: because",
+        ),
         (
             Closed(4, "refused", "AuthDenied"),
             f"{MACHINES} was refused [AuthDenied: a permission is missing]",

@@ -243,11 +243,11 @@ def test_a_staged_file_that_another_process_replaced_is_not_placed(extraction: E
         (made,) = extraction.folder.glob(".tmp-fetch-*/0")
         made.rename(made.with_name("aside"))
         made.write_bytes(b"theirs")
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for use in (lambda: staging.place("0", "file"), lambda: staging.read("0", 9)):
             with pytest.raises(OSError, match="another process replaced it"):
                 use()
-        assert len(os.listdir("/proc/self/fd")) == before, "no handle is left open"
+        assert len(list(Path("/proc/self/fd").iterdir())) == before, "no handle is left open"
     assert not (extraction.folder / "file").exists()
 
 

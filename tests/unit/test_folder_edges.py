@@ -219,7 +219,7 @@ def test_a_disk_that_fills_while_a_file_is_sent_is_the_stores_error(
 
 
 def test_a_place_where_no_folder_can_ever_be_made_is_denied() -> None:
-    with pytest.raises(StoreDenied, match="cannot be used: no folder can be made in /proc$"):
+    with pytest.raises(StoreDenied, match=r"cannot be used: no folder can be made in /proc$"):
         FolderStore(Path("/proc/stoker")).put("key", b"")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.governor.background import GovernorChoice
 from stoker.model import codec, keys
-from stoker.model.errors import StoreUnavailable, StokerError
+from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Submitted
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission

@@ -101,15 +101,17 @@ def test_a_row_that_is_not_a_file_is_named(row: bytes, why: str) -> None:
 
 
 def test_the_largest_numbers_of_a_row_are_read() -> None:
-    large = replace(SAVE, files=(replace(BLOB, size=2**63 - 1, mode=2**31 - 1), replace(BLOB, path="b", size=0, mode=0)))
+    large = replace(
+        SAVE, files=(replace(BLOB, size=2**63 - 1, mode=2**31 - 1), replace(BLOB, path="b", size=0, mode=0))
+    )
     assert decode(encode(large)) == large
 
 
 def test_a_manifest_that_lacks_files_or_has_more_than_it_says_is_refused() -> None:
     head, first, second = lines()
-    with pytest.raises(CodecError, match="^1 of 2 files$"):
+    with pytest.raises(CodecError, match=r"^1 of 2 files$"):
         decode(head + first)
-    with pytest.raises(CodecError, match="^3 of 2 files$"):
+    with pytest.raises(CodecError, match=r"^3 of 2 files$"):
         decode(head + first + second + second)
     with pytest.raises(CodecError, match="a line without an end"):
         decode((head + first + second)[:-1])
@@ -126,13 +128,23 @@ def test_a_manifest_with_an_impossible_number_of_files_is_refused(monkeypatch: p
 def test_as_many_files_as_there_may_be_are_read_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_manifests, "MAX_FILES", 2)
     assert decode(encode(SAVE)) == SAVE
-    with pytest.raises(CodecError, match="^more than 2 files$"):
+    with pytest.raises(CodecError, match=r"^more than 2 files$"):
         decode(encode(SAVE) + lines()[1])
     with pytest.raises(CheckpointTooLarge, match="it has 3 files, and at most 2 can be kept"):
         encode(replace(SAVE, files=(*SAVE.files, BLOB)))
     check_files(["a", "b"])
     with pytest.raises(CheckpointTooLarge, match="it has 3 files"):
         check_files(["a", "b", "c"])
+
+
+def test_names_are_counted_before_anything_is_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_manifests, "MANIFEST_BYTES", 10_000)
+    # Each has 130 bytes beside its name with its two quotes; a byte that is no text takes six.
+    check_files(["abc"] * 74)
+    check_files(["a\udc80"] * 72)
+    for names in (["abc"] * 75, ["a\udc80"] * 74):
+        with pytest.raises(CheckpointTooLarge, match=f"it has {len(names)} files"):
+            check_files(names)
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,6 +217,10 @@ def test_a_store_that_does_not_answer_makes_no_claim_untrusted() -> None:
 
     with pytest.raises(StoreUnavailable):
         read_trusted_claims(store.client(faults=fail), "j")
+    for spec, imported in ((b"{", False), (b'{"spec":{}}', False), (b'{"spec":{"resume_from":"s3://b/x"}}', True)):
+        store.put(keys.spec("j"), spec)
+        assert read_trusted_claims(store, "j") == TrustedClaims({}, imported=imported)
+    store.delete([keys.spec("j")])
     assert read_trusted_claims(store, "j") == TrustedClaims({}, imported=False)
 
 

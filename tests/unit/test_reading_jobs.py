@@ -448,9 +448,9 @@ def test_a_folder_that_cannot_be_pulled_into_is_named(tmp_path: Path, monkeypatc
             pytest.fail("nothing is pulled")
     with pull_folder(A, A):
         pass  # A link that is named is meant.
-    with pytest.raises(UserError, match="^there: cannot be written: No space left on device; name another folder$"):
-        with pull_folder(A, "there"):
-            raise OSError(28, "No space left on device")
+    full = r"^there: cannot be written: No space left on device; name another folder$"
+    with pytest.raises(UserError, match=full), pull_folder(A, "there"):
+        raise OSError(28, "No space left on device")
     # Who no longer reads the messages is no fault of the folder.
     with pytest.raises(BrokenPipeError), pull_folder(A, "there"):
         raise BrokenPipeError(32, "Broken pipe")

@@ -208,7 +208,7 @@ def test_everything_that_is_refused_is_told_at_once(place: Path, monkeypatch: py
 
 
 def test_too_little_money_is_said_without_advice_about_machines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="limits.max_cost") as refused:
+    with pytest.raises(UserError, match=r"limits.max_cost") as refused:
         prepare_on(place, monkeypatch, Cloud(lambda: None), limits=Limits(max_cost=0.01))
     assert "stoker offers" not in str(refused.value)
 

@@ -192,9 +192,7 @@ def test_a_docker_that_does_not_run(programs: Path, tmp_path: Path, monkeypatch:
     assert refusal(contained(), tmp_path) == problem
 
 
-def test_packages_of_the_system_that_this_computer_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_of_the_system_that_this_computer_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "missing_packages", lambda wanted: [one for one in wanted if one != "git"])
     asked = Spec(name="j", run="true", environment=Environment(apt=("git", "ffmpeg", "sox")))
     assert refusal(asked, tmp_path) == (

@@ -23,6 +23,7 @@ from stoker.providers import registry
 from stoker.store.base import StoredFile
 from stoker.submit import send, uploads
 from stoker.submit.local_environment import localise
+from stoker.submit.prepared_job import PreparedJob
 from stoker.testing.memory_store import MemoryStore
 
 
@@ -261,6 +262,13 @@ def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> N
         uploads.check_uploads_stored(store, made)
     uploads.send(store, upload)
     uploads.check_uploads_stored(store, made)
+
+
+def test_no_job_is_submitted_whose_uploads_are_gone(store: MemoryStore, data: Path) -> None:
+    made, _ = gather(store, data=str(data))
+    with pytest.raises(UserError, match=r"^inputs\.data: its files are not in the store any more"):
+        send.send(PreparedJob(made, registry.capabilities("ec2"), (), ()), store)
+    assert list(store.list("")) == []
 
 
 def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock, data: Path) -> None:
