@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers import registry
@@ -32,6 +34,7 @@ from stoker.submit.agent_bundle import (
     tags_for,
 )
 from stoker.submit.node_packages import TargetMachines, pack_agents
+from stoker.submit.pip_download import write_cached
 from stoker.testing.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +209,24 @@ def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.Monkey
     assert after.digest != before.digest and after.path != before.path
 
 
+def test_archives_that_are_not_used_for_long_are_deleted(
+    no_pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_bundle, "_stoker_files", dict)
+    monkeypatch.setattr(agent_bundle, "obstore_files", lambda tag, offline: {})
+
+    def built(main: bytes) -> Path:
+        monkeypatch.setattr(agent_bundle, "_MAIN", main)
+        return build_archive(HERE).path
+
+    used, unused = built(b"1"), built(b"2")
+    for path in (used, unused):
+        os.utime(path, (0, 0))
+    assert built(b"1") == used, "it is as good as new"
+    new = built(b"3")
+    assert set(new.parent.glob("*.tar.gz")) == {used, new}
+
+
 def test_the_requirement_is_the_projects_own() -> None:
     assert f'"{agent_bundle.OBSTORE}",' in (ROOT / "pyproject.toml").read_text()
 
@@ -263,6 +284,56 @@ def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: l
     assert "--only-binary=:all: " in command and "--no-deps" in command and command.endswith(agent_bundle.OBSTORE)
 
 
+def test_an_index_that_had_no_wheel_is_asked_again_later(no_pip: list[list[str]], tmp_path: Path) -> None:
+    with pytest.raises(NoAgentAvailable):
+        build_archive("cp310-arm64")
+    (missing,) = (tmp_path / "home/bundles/wheels").iterdir()
+    os.utime(missing, (0, 0))
+    with pytest.raises(NoAgentAvailable):
+        build_archive("cp310-arm64")
+    assert len(no_pip) == 2
+
+
+def test_a_wheel_that_pip_fetches_is_in_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    wheel = "obstore-0.11.1-cp310-cp310-manylinux_2_17_aarch64.whl"
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        (folder,) = [Path(word.removeprefix("--dest=")) for word in command if word.startswith("--dest=")]
+        lay_wheel(folder, wheel)
+        return subprocess.CompletedProcess(command, 0, "", "WARNING: hm")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert agent_bundle.obstore_files("cp310-arm64", False)["obstore/__init__.py"] == f"# {wheel}".encode()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (subprocess.TimeoutExpired("pip", 180), r"\(Command 'pip' timed out after 180 seconds\)"),
+        (FileNotFoundError(2, "No such file", "/x/python"), r"\(\[Errno 2\] No such file: '/x/python'\)"),
+    ],
+)
+def test_a_pip_that_does_not_run_or_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(NoAgentAvailable, match=why):
+        build_archive("cp310-arm64")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/bundles").touch()
+    with pytest.raises(UserError, match=r"/home/bundles cannot be written: .*; set STOKER_HOME to a folder of yours$"):
+        write_cached(tmp_path / "home/bundles/agent", b"")
+
+
 @pytest.mark.parametrize(
     ("tags", "version"),
     [
@@ -304,7 +375,7 @@ def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
     assert [one.tag for one in built] == ["cp310-arm64", "cp311-arm64", "cp311-x86_64"]
     assert told == ("no cp310-x86_64",)
     monkeypatch.setattr(agent_bundle, "build_archive", none_but())
-    with pytest.raises(NoAgentAvailable):
+    with pytest.raises(NoAgentAvailable, match=r"^no cp311-x86_64$"):
         build_archives({"x86_64"})
     # A dry run can be told neither that it cannot be nor what it would be.
     assert build_archives({"x86_64"}, offline=True)[0] == ()

@@ -21,7 +21,7 @@ from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints,
 from stoker.governor.background import GovernorChoice
 from stoker.jobfile import Job
 from stoker.model import keys
-from stoker.model.errors import UserError
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import ChosenCheckpoint, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
 from stoker.store import job_log
@@ -101,6 +101,11 @@ def test_what_is_incomplete_is_never_chosen() -> None:
         resolve([*ALL, part], "2.3", STATE, "job-1")
     with pytest.raises(UserError, match="has no checkpoint"):
         resolve([], "2.3", STATE, "job-1")
+    with pytest.raises(UserError, match="has no checkpoint that can be restored; `stoker checkpoints job-1` says why"):
+        resolve([part], None, STATE, "job-1")
+    # Of several that fit, the newest is named.
+    with pytest.raises(UserError, match=r"^job-1: checkpoint 2\.3 is not complete"):
+        resolve([checkpoint(2, 1, whole=False), part], "ckpt", STATE, "job-1")
 
 
 def test_an_agent_understands_what_was_pinned_without_a_log() -> None:
@@ -265,6 +270,31 @@ def test_a_job_whose_ranks_did_not_all_commit_starts_from_the_beginning(
     plan = prepare_resume(job, store)
     assert plan.messages == ("it starts from the beginning: no checkpoint was committed by all ranks",)
     assert (plan.key, plan.title, plan.state.job) == (None, "", job)
+
+
+def test_a_job_whose_code_is_gone_is_not_opened_again(store: Store, job: str) -> None:
+    store.delete([meta.key for meta in store.list(keys.CODE)])
+    with pytest.raises(UserError, match=f"^{job}: its code is not in the store any more; submit it again from the fol"):
+        prepare_resume(job, store)
+
+
+def test_a_job_whose_log_is_corrupt_is_named_with_the_command_that_removes_it(store: Store, job: str) -> None:
+    for number in range(1, 99):
+        if store.head(keys.log_entry(job, number)) is None:
+            break
+    store.put(keys.log_entry(job, number), b"{")
+    with pytest.raises(UserError, match=f"^{job} cannot be read: .*; `stoker rm {job}` removes it, once it has no mac"):
+        prepare_resume(job, store)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no route"), StoreDenied("no access")])
+def test_a_store_that_does_not_answer_makes_no_job_corrupt(store: Store, job: str, error: StoreError) -> None:
+    class Silent:
+        def __getattr__(self, name: str) -> object:
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        prepare_resume(job, Silent())  # type: ignore[arg-type]
 
 
 def test_a_job_without_bad_checkpoints_passes_none_over(store: Store, job: str) -> None:

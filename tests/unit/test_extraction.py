@@ -199,3 +199,72 @@ def test_a_file_that_may_not_be_removed_is_an_error_and_not_tried_again(
     with pytest.raises(PermissionError, match="Operation not permitted"):
         extraction.create_anew("kept")
     assert (extraction.folder / "kept").read_bytes() == b"1"
+
+
+def test_an_error_of_the_disk_is_not_taken_for_a_link(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def fail(path: str, flags: int, *args: int, **named: int) -> int:
+        if path == "folder":
+            raise OSError(5, "Input/output error")
+        return opened(path, flags, *args, **named)
+
+    monkeypatch.setattr(extracting.os, "open", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        extraction.make_folder("folder")
+
+
+def test_the_plain_files_that_change_are_told(tmp_path: Path) -> None:
+    """Links, pipes and files with the same bytes are replaced without a word."""
+    folder, replaced = tmp_path / "target", list[str]()
+    folder.mkdir()
+    for name, data in (("same", b"12345"), ("longer", b"123456"), ("other", b"1234x"), ("gone", b"")):
+        (folder / name).write_bytes(data)
+    (folder / "long").write_bytes(b"1" * (2 << 20) + b"1")
+    (folder / "long-same").write_bytes(b"1" * (2 << 20) + b"2")
+    (folder / "link").symlink_to("same")
+    os.mkfifo(folder / "pipe")
+    with Extraction(folder, replaced=replaced) as extraction, extraction.staging() as staging:
+        for name in ("same", "longer", "other", "long", "long-same", "link", "pipe", "new"):
+            with staging.new_file(name) as file:
+                file.write_bytes(b"1" * (2 << 20) + b"2" if name.startswith("long-") or name == "long" else b"12345")
+            staging.place(name, name)
+        for path in ("gone", "link-new", "link"):
+            staging.place_link(path, "same")
+            staging.place_link(path, "same")
+    assert replaced == ["longer", "other", "long", "gone", "link"]
+    assert (folder / "pipe").read_bytes() == b"12345" and (folder / "link").is_symlink()
+
+
+def test_a_staged_file_that_another_process_replaced_is_not_placed(extraction: Extraction) -> None:
+    with extraction.staging() as staging:
+        with staging.new_file("0") as file:
+            file.write_bytes(b"mine")
+        (made,) = extraction.folder.glob(".tmp-fetch-*/0")
+        made.rename(made.with_name("aside"))
+        made.write_bytes(b"theirs")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for use in (lambda: staging.place("0", "file"), lambda: staging.read("0", 9)):
+            with pytest.raises(OSError, match="another process replaced it"):
+                use()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before, "no handle is left open"
+    assert not (extraction.folder / "file").exists()
+
+
+def test_a_file_that_was_deleted_just_before_is_no_obstacle(
+    extraction: Extraction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the call that found it and the one that looks what it is."""
+    write(extraction.create("folder"), b"")
+    looked, stat_of = [0], os.stat
+
+    def stat_gone(path: str, **named: object) -> os.stat_result:
+        if path == "folder":
+            looked[0] += 1
+            (extraction.folder / "folder").unlink(missing_ok=True)
+        return stat_of(path, **named)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(extracting.os, "stat", stat_gone)
+    extraction.make_folder("folder")
+    monkeypatch.undo()
+    assert looked[0] and (extraction.folder / "folder").is_dir()

@@ -199,6 +199,28 @@ def test_what_cannot_be_read_is_the_stores_error_and_what_cannot_be_written_the_
     monkeypatch.setattr(os, "readv", fail)
     with pytest.raises(StoreUnavailable, match="Input/output error"):
         store.get_file("a/b/c", tmp_path / "out")
+    monkeypatch.setattr(os, "read", fail)
+    for read in (lambda: store.get("a/b/c"), lambda: store.get_from("a/b/c", 0)):
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            read()
+
+
+def test_a_disk_that_fills_while_a_file_is_sent_is_the_stores_error(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "in").write_bytes(b"x")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreUnavailable, match="No space left"):
+        store.put_file(tmp_path / "in", lambda digest: digest)
+    assert files(store) == ["a/b/c"]
+
+
+def test_a_place_where_no_folder_can_ever_be_made_is_denied() -> None:
+    with pytest.raises(StoreDenied, match=r"cannot be used: no folder can be made in /proc$"):
+        FolderStore(Path("/proc/stoker")).put("key", b"")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])

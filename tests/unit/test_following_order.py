@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model import keys
-from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked, Submitted
 from stoker.model.offerings import Offering
 from stoker.read import follow
 from stoker.read.follow import Follower
@@ -122,3 +122,74 @@ def test_a_reason_to_wait_is_told_while_the_job_waits(
     )
     assert ("[stoker] waits: no machine is free" in screen.shown) is told
     assert bool(asked) is told
+
+
+def test_a_job_that_is_removed_meanwhile_ends_the_following(tmp_path: Path) -> None:
+    store, screen = open_store(str(tmp_path / "store")), Recorded()
+    follower = Follower(store, JOB, screen)
+    follower.run(sleep=lambda _s: pytest.fail("nothing is waited for"))
+    assert (follower.state, screen.shown) == (None, [])
+
+
+class Live(Recorded):
+    """A screen with a status."""
+
+    shows_status = True
+    room = 80
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statuses: list[str] = []
+        self.closed: list[str] = []
+
+    def status(self, text: str) -> None:
+        self.statuses.append(text)
+
+    def clear(self) -> None:
+        self.closed.append("clear")
+
+    def flush(self) -> None:
+        self.closed.append("flush")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "the terminal is gone")])
+def test_the_status_is_removed_whatever_ends_the_following(tmp_path: Path, error: BaseException) -> None:
+    store, screen = open_store(str(tmp_path / "store")), Live()
+    append(store, Submitted(spec_digest="0" * 64, submitter="jane"))
+
+    def interrupt(_seconds: float) -> None:
+        screen.closed.clear()
+        raise error
+
+    with pytest.raises(type(error)):
+        Follower(store, JOB, screen).run(sleep=interrupt)
+    assert screen.closed == ["clear", "flush"]
+    assert screen.statuses == ["queued"]
+
+
+def test_a_terminal_that_is_gone_does_not_hide_why_one_leaves(tmp_path: Path) -> None:
+    class Gone(Live):
+        def clear(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    store = open_store(str(tmp_path / "store"))
+    append(store, Submitted(spec_digest="0" * 64, submitter="jane"))
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Follower(store, JOB, Gone()).run(sleep=interrupt)
+
+
+def test_decisions_before_a_resumption_are_not_told_again(tmp_path: Path) -> None:
+    store, screen = open_store(str(tmp_path / "store")), Recorded()
+    append(
+        store,
+        Submitted(spec_digest="0" * 64, submitter="jane"),
+        Ended(outcome="failed", rule="test"),
+        ResumeAsked(by="jane"),
+        Claimed(offering=HERE, nodes=1),
+    )
+    Follower(store, JOB, screen, since=3).run(sleep=lambda _s: append(store, Ended(outcome="failed", rule="test")))
+    assert screen.shown == ["[stoker] getting local in this-computer, spot (because)", "[stoker] failed: because"]

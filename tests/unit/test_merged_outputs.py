@@ -130,6 +130,19 @@ def test_what_there_is_not(store: Store, job: str) -> None:
         list_outputs(store, job, 2)
 
 
+def test_saves_that_are_perhaps_unfinished_stay_until_a_later_attempt_goes_on(store: Store, job: str) -> None:
+    put(store, job, 2, **{"perhaps-unfinished__step-3": "1"})
+    assert [(file.path, file.attempt) for file in list_outputs(store, job).files] == [("perhaps-unfinished/step-3", 1)]
+    store.put(f"{keys.checkpoints(job)}{keys.number(4)}/000001-step-4.json", b"")
+    with pytest.raises(UserError, match=f"^{job} has no outputs but saves .* unfinished.*; --attempt 1 fetches them$"):
+        list_outputs(store, job)
+    assert [file.path for file in list_outputs(store, job, 1).files] == ["perhaps-unfinished/step-3"]
+    put(store, job, 4, late="2")
+    found = list_outputs(store, job)
+    assert [file.path for file in found.files] == ["late"]
+    assert [(file.path, file.attempt) for file in found.passed] == [("perhaps-unfinished/step-3", 1)]
+
+
 def test_a_job_that_has_not_started_has_none(store: Store) -> None:
     waiting = client.submit(Job(run="python train.py"), store=store)
     with pytest.raises(UserError, match=f"^{waiting} has no outputs yet; it has not started$"):

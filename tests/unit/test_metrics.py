@@ -367,3 +367,10 @@ def test_objects_that_are_too_large_are_not_read() -> None:
     store.objects[huge] = b"\n" * 9_000_000
     assert "loss" in read_metrics(store, JOB, [NODE]).series
     assert huge not in store.gets
+
+
+def test_a_name_that_would_steer_a_terminal_is_left_out_and_no_other() -> None:
+    store = PlainStore()
+    put_metrics(store, NODE, Sample(1.0, 1, {"acc": 0.5, "a\x1b[2J": 1.0, "loss": 2.0}))
+    series = read_metrics(store, JOB, [NODE]).series
+    assert [(name, one.points[0].value) for name, one in series.items()] == [("acc", 0.5), ("loss", 2.0)]

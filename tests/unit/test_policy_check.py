@@ -11,6 +11,7 @@ from scripted_cloud import ScriptedWorld
 
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
+from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, Policy
 from stoker.model.spec import Limits, Spec
@@ -80,6 +81,14 @@ def test_an_offering_that_the_rules_leave_out_is_not_the_cheapest() -> None:
 def test_how_the_budgets_stand_is_told() -> None:
     (told,) = forecast_budgets(ScriptedWorld().store, policy(budget(10.0)), HOUR, (CHEAP,)).balances
     assert "$10" in told
+
+
+def test_budgets_that_cannot_be_read_are_not_said_to_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_check, "read_budget_state", lambda *_: Unknown("a log cannot be read"))
+    found = forecast_budgets(ScriptedWorld().store, policy(budget(10.0)), HOUR, (CHEAP,))
+    ((why, then),) = found.exceeded
+    assert "a log cannot be read" in why and then == "wait"
+    assert (found.balances, found.in_use) == ((), ())
 
 
 def test_a_job_that_no_budget_concerns_hears_of_none() -> None:

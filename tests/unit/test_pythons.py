@@ -104,3 +104,37 @@ def test_the_active_one_is_taken_as_it_is(programs: Path) -> None:
         find_python(None, programs)
     write(programs / "python3", "exit 1")
     assert find_python(None, programs) == str(programs / "python3")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "root"),
+    [
+        # In the base environment, in another one, and where only the program is known.
+        ("CONDA_PREFIX", "conda", "conda"),
+        ("CONDA_PREFIX", "conda/envs/other", "conda"),
+        ("CONDA_EXE", "conda/bin/conda", "conda"),
+    ],
+)
+def test_a_conda_environment_is_found_by_its_name(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, root: str
+) -> None:
+    python = tmp_path / root / "envs" / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(REAL)
+    monkeypatch.setenv(variable, str(tmp_path / value))
+    assert find_python("mine", tmp_path) == str(python)
+    assert "there is no Python 'yours' here" in refusal("yours", tmp_path)
+    # A program of that name on the PATH comes first.
+    write(programs / "mine", f'exec {REAL} "$@"')
+    assert find_python("mine", tmp_path) == REAL
+
+
+def test_without_conda_no_environment_is_looked_for(programs: Path, tmp_path: Path) -> None:
+    assert refusal("mine", tmp_path).startswith("environment.python: there is no Python 'mine' here; ")
+
+
+def test_a_file_that_the_system_cannot_run_is_no_python(programs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tool"
+    path.write_bytes(b"\x7fELF and no more")
+    path.chmod(0o755)
+    assert f"{path} does not run: Exec format error; " in refusal(str(path), tmp_path)

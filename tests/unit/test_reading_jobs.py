@@ -437,6 +437,25 @@ def test_pulled_files_are_in_a_folder_of_the_jobs_name(tmp_path: Path, monkeypat
         assert target == tmp_path / "there"
 
 
+def test_a_folder_that_cannot_be_pulled_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.read.pull_folder import pull_folder
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    Path(A).symlink_to(tmp_path)
+    for named, why in (("file", "^file: is a file; "), ("", "an empty name"), (None, f"^{A}: is a link; ")):
+        with pytest.raises(UserError, match=why), pull_folder(A, named):
+            pytest.fail("nothing is pulled")
+    with pull_folder(A, A):
+        pass  # A link that is named is meant.
+    full = r"^there: cannot be written: No space left on device; name another folder$"
+    with pytest.raises(UserError, match=full), pull_folder(A, "there"):
+        raise OSError(28, "No space left on device")
+    # Who no longer reads the messages is no fault of the folder.
+    with pytest.raises(BrokenPipeError), pull_folder(A, "there"):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
 def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

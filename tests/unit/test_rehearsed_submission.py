@@ -13,11 +13,12 @@ import pytest
 
 from stoker.core.acceptable_offerings import MAX_COST
 from stoker.core.policy_rules import EffectiveLimits
-from stoker.model.errors import InvalidRequest, QuotaExceeded, UserError
+from stoker.model.errors import InvalidRequest, PolicyRefused, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Gpus, Resources
-from stoker.model.spec import Checkpoints, Environment, Limits, Spec
+from stoker.model.spec import Checkpoints, Environment, Input, Limits, Spec
 from stoker.model.submission import Code, Submission
+from stoker.policy import versions
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.store.base import Store, open_store
@@ -189,6 +190,69 @@ def test_what_does_not_fit_is_not_for_the_provider_to_explain(place: Path, monke
     with pytest.raises(UserError) as refused:
         prepare_on(place, monkeypatch, cloud, resources=replace(RESOURCES, spot="never"))
     assert "it is closed today" not in str(refused.value)
+
+
+def test_everything_that_is_refused_is_told_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the policy refuses whatever the machines, and that no machine fits."""
+    cloud = Cloud(lambda: None)
+    monkeypatch.setattr(cloud, "offerings", lambda _resources: (sold(spot=True),))
+    never = replace(RESOURCES, spot="never")
+    with pytest.raises(UserError) as refused:
+        prepare_on(place, monkeypatch, cloud, resources=never)
+    assert not isinstance(refused.value, PolicyRefused)
+    why = str(refused.value)
+    versions.write(open_store(str(place / "store")), "rules: [{max_nodes: 1}]", "jane")
+    with pytest.raises(PolicyRefused, match="2 nodes are more than 1") as refused:
+        prepare_on(place, monkeypatch, cloud, resources=never, nodes=2)
+    assert str(refused.value).endswith(f"; {why}")
+
+
+def test_too_little_money_is_said_without_advice_about_machines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"limits.max_cost") as refused:
+        prepare_on(place, monkeypatch, Cloud(lambda: None), limits=Limits(max_cost=0.01))
+    assert "stoker offers" not in str(refused.value)
+
+
+class Remote(Cloud):
+    """Machines elsewhere, with disks that the plan describes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.capabilities = replace(self.capabilities, runs_locally=False)
+
+    def disk_note(self, _spec: Spec, _offering: Offering, inputs_bytes: int) -> str:
+        return f"{inputs_bytes} bytes"
+
+
+def test_the_disks_are_planned_for_the_inputs_that_are_copied(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "data").mkdir()
+    for name in ("1", "2", "3"):
+        (place / "data" / name).write_bytes(b"12345")
+    data = str(place / "data")
+    for inputs, size in (
+        ({"data": Input(data)}, 15),
+        ({"data": Input(data), "more": Input(data)}, 30),
+        # Each of two nodes has its share of the files, and room for the larger share.
+        ({"data": Input(data, shard=True), "more": Input(f"{data}/1")}, 8 + 5),
+        ({"data": Input(data, mode="mount")}, 0),
+        ({"data": Input("s3://bucket/x")}, 0),
+    ):
+        with prepare_on(place, monkeypatch, Remote(), offline=True, nodes=2, inputs=inputs) as prepared:
+            assert (prepared.inputs_bytes, prepared.notes[-1]) == (size, f"{size} bytes")
+
+
+def test_an_address_that_machines_cannot_reach_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def environ(_url: str) -> dict[str, str]:
+        return {"AWS_ENDPOINT_URL": "http://localhost:9000", "AWS_REGION": "x"}
+
+    monkeypatch.setattr(prepare, "store_environ", environ)
+    said = "AWS_ENDPOINT_URL=http://localhost:9000 goes with the job, and means the machine itself there; give an "
+    said += "address that machines reach"
+    with pytest.raises(UserError) as refused:
+        prepare_on(place, monkeypatch, Remote())
+    assert str(refused.value) == said
+    with prepare_on(place, monkeypatch, Remote(), offline=True) as prepared:
+        assert said in prepared.warnings and prepared.environ == environ("")
 
 
 def test_what_is_wrong_with_the_environment_leaves_nothing_packed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import UserError
+from stoker.agent.inputs.source import InputSource, NothingThere
+from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
 from stoker.model.spec import Input, Spec
 from stoker.store import s3
 from stoker.store.base import open_store, parse_bucket_url
@@ -91,3 +92,37 @@ def test_a_bucket_whose_readers_pay_is_refused_before() -> None:
     check_inputs.refuse_requester_pays(reading("s3://private/x"))
     with pytest.raises(UserError, match=r"inputs\.data: "):
         check_inputs.check_readable(reading("s3://private/x"))
+
+
+def test_every_input_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those after one that is only passed on, one that is no bucket, and one that does not answer."""
+    asked: list[str] = []
+
+    def find(self: InputSource) -> tuple[str, str | None]:
+        asked.append(self.url)
+        raise StoreUnavailable("busy") if len(asked) < 3 else NothingThere("there is nothing")
+
+    monkeypatch.setattr(InputSource, "find", find)
+    inputs = {
+        "stream": Input("s3://stream/x", mode="stream"),
+        "folder": Input("/folder"),
+        "busy": Input("s3://busy/x"),
+        "google": Input("gs://busy/x"),
+        "empty": Input("s3://empty/x"),
+    }
+    with pytest.raises(UserError, match=r"^inputs\.empty: there is nothing; check the URL$"):
+        check_inputs.check_readable(Spec(name="j", run="true", inputs=inputs))
+    assert asked == ["s3://busy/x", "gs://busy/x", "s3://empty/x"]
+
+    def deny(self: InputSource) -> tuple[str, str | None]:
+        asked.append(self.url)
+        raise StoreUnavailable("busy") if "busy" in self.url else StoreDenied("no")
+
+    asked.clear()
+    monkeypatch.setattr(InputSource, "find", deny)
+    monkeypatch.setattr(s3, "is_requester_pays", lambda url: True)
+    with pytest.raises(UserError, match=r"^inputs\.empty: s3://empty/x is in a bucket whose readers pay"):
+        check_inputs.refuse_requester_pays(Spec(name="j", run="true", inputs=inputs))
+    assert asked == ["s3://busy/x", "s3://empty/x"]
+    with pytest.raises(UserError, match=r"^inputs\.google: no$"):
+        check_inputs.check_readable(Spec(name="j", run="true", inputs={"google": Input("gs://denied/x")}))

@@ -87,6 +87,9 @@ def test_a_job_that_waits_for_capacity_says_until_when() -> None:
     assert no_capacity_parts(make_state(), at(110)) == []
     assert no_capacity_parts(make_state(CLAIM, closed(2, "refused", 100)), at(110)) == []
     assert next_try(make_state(CLAIM, closed(2, "dry", 100), CLAIM), DEFAULT) is None
+    # Of a provider that is not installed here nothing is known.
+    strange = make_state(Claimed(replace(GCE, provider="mars"), nodes=1), closed(2, "dry", 100))
+    assert texts(no_capacity_parts(strange, at(110))) == ["no machine available", "tries again"]
 
 
 def test_so_the_line_tells_it() -> None:

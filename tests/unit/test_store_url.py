@@ -11,7 +11,7 @@ import pytest
 
 from stoker.model.errors import UserError
 from stoker.store.base import is_valid_key, open_store
-from stoker.submit.local_environment import store_environ, unreachable
+from stoker.submit.local_environment import store_environ, submitter_environ, unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +183,50 @@ def test_where_a_bucket_is_goes_with_the_job_and_no_secret(monkeypatch: pytest.M
     assert store_environ("gs://bucket") == told
     # What another cloud is told by is none of a machine's business.
     assert store_environ("s3://bucket").keys().isdisjoint(told)
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        (
+            "s3://bucket",
+            (
+                *(
+                    "AWS_ENDPOINT_URL",
+                    "AWS_ENDPOINT_URL_S3",
+                    "AWS_ENDPOINT_URL_LOGS",
+                    "AWS_ENDPOINT_URL_SECRETSMANAGER",
+                ),
+                *("AWS_ENDPOINT_URL_SSM", "AWS_ENDPOINT_URL_CODEARTIFACT", "AWS_ENDPOINT_URL_ECR"),
+                *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP"),
+            ),
+        ),
+        (
+            "gs://bucket",
+            (
+                *("STORAGE_EMULATOR_HOST", "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "GOOGLE_CLOUD_PROJECT"),
+                *("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "CLOUDSDK_API_ENDPOINT_OVERRIDES_PUBSUB"),
+                "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER",
+            ),
+        ),
+        ("file:///store", ()),
+    ],
+)
+def test_each_variable_that_says_where_a_cloud_is_goes_along(
+    monkeypatch: pytest.MonkeyPatch, url: str, names: tuple[str, ...]
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", *names):
+        monkeypatch.setenv(name, f"of {name}")
+    assert store_environ(url) == {name: f"of {name}" for name in names}
+
+
+def test_the_active_environment_goes_with_a_job_of_this_computer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/mine/bin")
+    monkeypatch.setenv("VIRTUAL_ENV", "/mine")
+    monkeypatch.setenv("CONDA_PREFIX", "")
+    assert submitter_environ() == {"PATH": "/mine/bin", "VIRTUAL_ENV": "/mine"}
+    monkeypatch.setenv("CONDA_PREFIX", "/conda")
+    assert submitter_environ()["CONDA_PREFIX"] == "/conda"
 
 
 @pytest.mark.parametrize(

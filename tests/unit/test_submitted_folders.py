@@ -73,6 +73,37 @@ def test_each_node_needs_a_file_of_its_own_where_they_are_shared_out(tmp_path: P
     assert localised("data", tmp_path, 30, shard=True), "behind a link to a folder there may be any number"
 
 
+def test_files_are_counted_in_all_folders_and_links_to_folders_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "data" / "deep" / "deeper").mkdir(parents=True)
+    for name in ("data/1", "data/deep/2", "data/deep/deeper/3"):
+        (tmp_path / name).write_text("x")
+    assert localised("data", tmp_path, 3, shard=True)
+    with pytest.raises(UserError, match=r"3 files at .* among 4 nodes"):
+        localised("data", tmp_path, 4, shard=True)
+    (tmp_path / "data" / "deep" / "more").symlink_to(tmp_path)
+    assert localised("data", tmp_path, 30, shard=True)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "closed").mkdir(parents=True)
+    listed = os.scandir
+
+    def scandir(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=rf"^inputs\.data: {tmp_path}/data/closed cannot be read: Permission denied$"):
+        localised("data", tmp_path)
+
+
+def test_a_pipe_is_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is a pipe or a device; name a folder, a file or a URL"):
+        localised("pipe", tmp_path)
+
+
 def test_a_bucket_must_be_one_that_the_machines_have_credentials_for(tmp_path: Path) -> None:
     only = replace(CAPABILITIES, stores=("gs",))
     assert localised("gs://bucket/data", tmp_path, capabilities=only) == "gs://bucket/data"

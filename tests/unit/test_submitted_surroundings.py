@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker.agent.environment import apt
 from stoker.agent.inputs import source
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.resources import Resources
@@ -170,6 +171,59 @@ def test_a_daemon_that_is_busy_is_left_to_whoever_needs_it(
     write(programs / "docker", "exit 1")
     monkeypatch.setattr(local_environment.subprocess, "run", busy)
     localise(contained(), registry.capabilities("local"), tmp_path, None)
+
+
+@pytest.mark.parametrize(("engine", "other"), [("docker", "podman"), ("podman", "docker")])
+def test_an_engine_that_is_not_there(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, other: str
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    missing = f"environment.container: there is no {engine} on this computer; "
+    assert refusal(contained(engine), tmp_path) == f"{missing}install {engine}"
+    write(programs / other, "exit 0")
+    assert refusal(contained(engine), tmp_path) == f"{missing}set environment.container.engine: {other}"
+
+
+def test_a_docker_that_does_not_run(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    (programs / "docker").write_bytes(b"\x7fELF and no more")
+    (programs / "docker").chmod(0o755)
+    problem = "environment.container: docker does not run: Exec format error; reinstall it"
+    assert refusal(contained(), tmp_path) == problem
+
+
+def test_packages_of_the_system_that_this_computer_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt, "missing_packages", lambda wanted: [one for one in wanted if one != "git"])
+    asked = Spec(name="j", run="true", environment=Environment(apt=("git", "ffmpeg", "sox")))
+    assert refusal(asked, tmp_path) == (
+        "environment.apt: not installed on this computer, which Stoker never changes: ffmpeg sox; "
+        "run `apt-get install ffmpeg sox` as root, or set environment.container"
+    )
+    there = replace(asked, environment=Environment(apt=("git",)))
+    localise(there, registry.capabilities("local"), tmp_path, None)
+    # Machines install them.
+    elsewhere = replace(asked, resources=Resources(provider="ec2"))
+    localise(elsewhere, registry.capabilities("ec2"), tmp_path, None)
+
+
+# ── A checkpoint of elsewhere ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_to_resume_from(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    asked = Spec(name="j", run="true", resume_from="old")
+    found = localise(asked, registry.capabilities("local"), tmp_path, None)
+    assert found.resume_from == str(tmp_path / "old")
+    remote = replace(asked, resources=Resources(provider="ec2"))
+    assert refusal(remote, tmp_path) == (
+        f"resume_from: {tmp_path}/old is on this computer, where the machines cannot reach it; give a URL"
+    )
+    gone = f"resume_from: there is no folder {tmp_path}/gone; name a job, a URL or a folder"
+    assert refusal(replace(asked, resume_from="./gone"), tmp_path) == gone
+    # Without a store nothing says which job is meant.
+    for text in ("s3://bucket/x", "gone", "gone:best"):
+        kept = localise(replace(asked, resume_from=text), registry.capabilities("local"), tmp_path, None)
+        assert kept.resume_from == text
 
 
 def test_a_volume_of_a_folder_that_is_not_there(programs: Path, tmp_path: Path) -> None:

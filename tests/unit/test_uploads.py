@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Input, Spec
 from stoker.providers import registry
+from stoker.store.base import StoredFile
 from stoker.submit import send, uploads
 from stoker.submit.local_environment import localise
+from stoker.submit.prepared_job import PreparedJob
 from stoker.testing.memory_store import MemoryStore
 
 
@@ -261,6 +264,13 @@ def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> N
     uploads.check_uploads_stored(store, made)
 
 
+def test_no_job_is_submitted_whose_uploads_are_gone(store: MemoryStore, data: Path) -> None:
+    made, _ = gather(store, data=str(data))
+    with pytest.raises(UserError, match=r"^inputs\.data: its files are not in the store any more"):
+        send.send(PreparedJob(made, registry.capabilities("ec2"), (), ()), store)
+    assert list(store.list("")) == []
+
+
 def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock, data: Path) -> None:
     clock.now -= timedelta(days=2)
     _, (upload,) = gather(store, data=str(data))
@@ -305,3 +315,42 @@ def test_a_folder_by_its_url_is_a_folder(provider: str, data: Path) -> None:
     assert localised(provider, "data", folder=data.parent) == str(data)
     with pytest.raises(UserError, match=r"/nowhere does not exist; name a folder, a file or a URL$"):
         localised(provider, "nowhere", folder=data.parent)
+
+
+def test_what_needs_no_upload_stays_beside_what_does(store: MemoryStore, data: Path) -> None:
+    """In whatever order a job names them; each keeps its own source and settings."""
+    inputs = {"bucket": "s3://bucket/x", "data": Input(str(data), shard=True), "other": str(data / "a")}
+    made, planned = gather(store, **inputs)
+    assert [(upload.name, upload.size) for upload in planned] == [("data", 3), ("other", 1)]
+    assert list(made.inputs) == ["bucket", "data", "other"]
+    assert made.inputs["bucket"] == Input("s3://bucket/x")
+    assert made.inputs["data"].shard and not made.inputs["other"].shard
+    stored = {upload.name: (upload, uploads.send(store, upload)) for upload in planned}
+    assert uploads.with_stored_sources(spec(**inputs), store.url, stored) == made
+    uploads.check_uploads_stored(store, made)
+    # What is gone is refused, also where other inputs come first.
+    store.delete([meta.key for meta in store.list(keys.input_files(stored["other"][1]))])
+    with pytest.raises(UserError, match=r"^inputs\.other: its files are not in the store any more"):
+        uploads.check_uploads_stored(store, made)
+
+
+def test_on_this_computer_nothing_is_uploaded(store: MemoryStore, data: Path) -> None:
+    asked = spec(data=str(data))
+    assert uploads.plan_uploads(asked, registry.capabilities("local"), store.url, store) == (asked, ())
+
+
+def test_a_store_that_tells_of_each_part_is_asked_to(store: MemoryStore, data: Path) -> None:
+    class Telling(MemoryStore):
+        def put_file_with_progress(
+            self, source: Path, key: Callable[[str], str], progress: Callable[[int], None]
+        ) -> StoredFile:
+            done = self.put_file(source, key)
+            progress(done.size)
+            return done
+
+    telling = Telling(lambda: datetime.now(timezone.utc))
+    _, (upload,) = gather(telling, data=str(data))
+    told: list[int] = []
+    uploads.send(telling, upload, told.append)
+    assert sorted(told) == [1, 2]
+    assert sent(telling) == {f"{upload.digest}/a": b"a", f"{upload.digest}/sub/b": b"bb"}

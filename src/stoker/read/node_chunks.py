@@ -110,18 +110,14 @@ def fetch_chunks(store: Store, rows: Sequence[tuple[int, Meta]]) -> Iterator[Chu
     waiting: deque[Future[Chunk | None]] = deque()
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="chunks") as pool:
         left = iter(rows)
-        try:
-            while True:
-                while len(waiting) < _AHEAD and (row := next(left, None)) is not None:
-                    waiting.append(pool.submit(_fetch, store, *row))
-                if not waiting:
-                    return
-                chunk = waiting.popleft().result()
-                if chunk is not None:
-                    yield chunk
-        finally:
-            for future in waiting:
-                future.cancel()
+        while True:
+            while len(waiting) < _AHEAD and (row := next(left, None)) is not None:
+                waiting.append(pool.submit(_fetch, store, *row))
+            if not waiting:
+                return
+            chunk = waiting.popleft().result()
+            if chunk is not None:
+                yield chunk
 
 
 def _fetch(store: Store, n: int, meta: Meta) -> Chunk | None:

@@ -321,10 +321,8 @@ def find_problem(manifest: Manifest, job: str, place: ManifestKey, rank_limit: i
     for blob in manifest.files:
         if not safe_path(blob.path) or blob.path in paths:
             return f"path {blob.path[:100]!r}"
-        if _DIGEST.fullmatch(blob.digest) is None or _UPLOAD.fullmatch(blob.upload) is None or blob.size < 0:
+        if _DIGEST.fullmatch(blob.digest) is None or _UPLOAD.fullmatch(blob.upload) is None:
             return f"blob of {blob.path[:100]!r}"
-        if blob.mode < 0:
-            return f"mode of {blob.path[:100]!r}"
         paths.add(blob.path)
     clash = next((parent for path in paths for parent in parents_of(path) if parent in paths), None)
     return f"{clash[:100]!r} is a file and a folder" if clash is not None else None

@@ -308,22 +308,22 @@ def _are_equal(one: int, other: int) -> bool:
 
 
 def _is_there(handle: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=handle, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return _mode(handle, name) != 0
 
 
 def _is_link(handle: int, name: str) -> bool:
-    with suppress(FileNotFoundError):
-        return stat.S_ISLNK(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
-    return False
+    return stat.S_ISLNK(_mode(handle, name))
 
 
 def _is_folder(handle: int, name: str) -> bool:
     """Return whether it is a folder, or was deleted meanwhile."""
+    mode = _mode(handle, name)
+    return mode == 0 or stat.S_ISDIR(mode)
+
+
+def _mode(handle: int, name: str) -> int:
+    """The mode of what has this name, which says its kind; 0 if nothing has it."""
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
+        return os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return True
+        return 0

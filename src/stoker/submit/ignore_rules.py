@@ -37,8 +37,6 @@ def read_rules(folder: Path) -> IgnoreRules | None:
             if (folder / name).is_file():
                 text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
                 lines += text.splitlines()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            continue
         except OSError as error:
             raise unreadable_code(str(folder / name), error) from None
     if not lines:
@@ -65,27 +63,20 @@ def rules_above(root: Path) -> tuple[IgnoreRules, ...]:
 
 def is_ignored(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> bool:
     """True if the path is ignored."""
-    decided = _decided(path, is_folder, rules)
-    return decided is not None and decided[2]
+    return ignored_by(path, is_folder, rules) != ""
 
 
 def ignored_by(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> str:
-    """The name of the ignore file that decides about the path; empty if none does."""
-    decided = _decided(path, is_folder, rules)
-    if decided is None:
-        return ""
-    rule, name, _ = decided
-    return _IGNORE_FILES[1] if rule.own.check_file(name).include else _IGNORE_FILES[0]
+    """The name of the ignore file by which the path is ignored; empty where it is not.
 
-
-def _decided(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> tuple[IgnoreRules, str, bool] | None:
-    """The deepest ignore file that mentions the path decides: its rules, the path below it, and the verdict."""
+    The deepest ignore file that mentions the path decides.
+    """
     for rule in reversed(rules):
         name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
         verdict = rule.spec.check_file(name).include
         if verdict is not None:
-            return rule, name, verdict
-    return None
+            return _IGNORE_FILES[bool(rule.own.check_file(name).include)] if verdict else ""
+    return ""
 
 
 def unreadable_code(name: str, error: OSError) -> UserError:

@@ -26,7 +26,7 @@ from typing import IO, cast
 from stoker.model.errors import UserError
 from stoker.model.submission import Code
 from stoker.submit.git_revision import Revision, revision
-from stoker.submit.ignore_rules import IgnoreRules, ignored_by, is_ignored, read_rules, rules_above, unreadable_code
+from stoker.submit.ignore_rules import IgnoreRules, ignored_by, read_rules, rules_above, unreadable_code
 from stoker.submit.ignored_files import MOST_COUNTED, IgnoredFiles, summarize_ignored
 from stoker.submit.results_in_code import UnpackedResults
 from stoker.submit.system_folders import check_code_folder, is_kernel_filesystem
@@ -221,14 +221,14 @@ class _Walk:
             is_folder = item.is_dir(follow_symlinks=False)
             if item.name in _ALWAYS_OUT or item.name.endswith(".pyc"):
                 continue
-            ignored = is_ignored(path, is_folder, rules)
+            ignored = ignored_by(path, is_folder, rules)
             if inner in self.excluded:
                 if not ignored and (is_folder or item.is_file()):
                     self.left_out.append(_LeftOut(inner, path, rules))
                 continue
             if ignored:
                 if inner not in self.known:
-                    self.ignored.append((inner, ignored_by(path, is_folder, rules)))
+                    self.ignored.append((inner, ignored))
                 continue
             if item.is_symlink():
                 yield from self._link(path, inner)

@@ -41,11 +41,8 @@ def any_retired(store: Store, named: Iterable[SharedObject]) -> bool:
 
 def usable_name(store: Store, kind: str, digest: str) -> str:
     """The first generation of this content that is not retired. The object need not exist yet."""
-    for generation in itertools.count(1):
-        name = keys.shared_name(digest, generation)
-        if not is_retired(store, SharedObject(kind, name)):
-            return name
-    raise AssertionError("generations do not end")
+    names = (keys.shared_name(digest, generation) for generation in itertools.count(1))
+    return next(name for name in names if not is_retired(store, SharedObject(kind, name)))
 
 
 def store_once(store: Store, kind: str, digest: str, key: Callable[[str], str], read: Callable[[], bytes]) -> str:
