@@ -13,7 +13,7 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, SupportsLeftovers
 from stoker.providers.gce import names
 from stoker.providers.gce.provider import GceProvider
-from tests.support.gce import GceCloud, why_no_gce
+from tests.support.gce import PROJECT, GceCloud, why_no_gce
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
@@ -88,6 +88,35 @@ if isolated():
         until(lambda: not google_cloud.left().instances, "the machines to be gone")
         sweep(provider)
         assert not google_cloud.left()
+
+    def test_their_group_deletes_them_so_that_it_makes_them_never_again(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "if you delete or update a VM in a MIG by using the instances API instead of the required instance group
+        manager API, the MIG will not be aware of your intent and, at any time in the future, the MIG might
+        automatically attempt to recreate or revert that VM"
+        https://cloud.google.com/compute/docs/instance-groups/working-with-managed-instances"""
+        first, second = launch(provider, order)
+        google_cloud.machine(second.id).wait_running()
+        assert provider.terminate(first.id, PLACE) == "requested"
+        until(lambda: provider.terminate(first.id, PLACE) == "gone", "the machine to be gone")
+        calls = google_cloud.calls()
+        assert calls["instanceGroupManagers.deleteInstances"] >= 1
+        assert provider.state([first.id, second.id], PLACE) == {first.id: "gone", second.id: "running"}
+        # "This method reduces the targetSize of the managed instance group by the number of instances that you delete."
+        group = f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instanceGroupManagers/{names.base(order)}"
+        assert provider.api.get(group)["targetSize"] == 1
+        provider.terminate(second.id, PLACE)
+        until(lambda: provider.terminate(second.id, PLACE) == "gone", "the other machine to be gone")
+        assert provider.api.get(group)["targetSize"] == 0
+
+    def test_what_the_group_does_not_do_is_done_without_it(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        first, second = launch(provider, order)
+        google_cloud.faults.unauthorized("instanceGroupManagers.deleteInstances", "instances.get")
+        for each in (first, second):
+            until(lambda name=each.id: provider.terminate(name, PLACE) == "gone", "it to be gone")  # type: ignore[misc]
 
     def test_one_that_waited_for_its_turn_is_cancelled_for_good(
         google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder

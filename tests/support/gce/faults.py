@@ -81,6 +81,8 @@ def permission_of(operation: str) -> str:
     if kind == "instanceGroupManagerResizeRequests":
         # https://cloud.google.com/compute/docs/instance-groups/manage-resize-requests-mig
         return f"compute.instanceGroupManagers.{verb if verb in ('get', 'list') else 'update'}"
+    if operation == "instanceGroupManagers.deleteInstances":
+        return "compute.instanceGroupManagers.update"
     kinds = {"regionInstances": "instances", "regionInstanceTemplates": "instanceTemplates"}
     return f"compute.{kinds.get(kind, kind)}.{verbs.get(verb, verb)}"
 
