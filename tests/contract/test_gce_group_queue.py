@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flex_start_launches import MACHINE, OFFERING, PLACE, ZONE, launch, make_order, until
 
-from stoker.model.errors import InvalidRequest, NoCapacity, QuotaExceeded, StillQueued, Transient
+from stoker.model.errors import InvalidRequest, NoCapacity, ProviderError, QuotaExceeded, StillQueued, Transient
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, SupportsLeftovers
 from stoker.providers.gce import names
@@ -19,6 +20,7 @@ from tests.support.servers import isolated, pytest_isolated
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)
 
+NO_TYPE = f"The resource 'projects/{PROJECT}/zones/{ZONE}/machineTypes/{MACHINE}' was not found"
 # The calls of a launch, in order.
 CALLS = ("regionInstanceTemplates.insert", "instanceGroupManagers.insert", "instanceGroupManagerResizeRequests.insert")
 
@@ -137,6 +139,58 @@ if isolated():
         sweep(provider)
         with pytest.raises(NoCapacity, match="was withdrawn"):
             connected(order).launch(provider.build(order))
+        assert not google_cloud.left()
+
+    def test_what_google_says_of_a_request_that_waits_is_told(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "Information about the last attempt to fulfill the request. The value is temporary since the ResizeRequest
+        can retry, as long as it's still active […] the value may be stale and no longer show an active problem." So a
+        quota that others use up, as these two machines would fit into it, is waited for."""
+        number = google_cloud.faults.scarce(says="QUOTA_EXCEEDED", metric="PREEMPTIBLE_NVIDIA_L4_GPUS", limit=2.0)
+        told = "when Google last tried: Quota 'PREEMPTIBLE_NVIDIA_L4_GPUS' exceeded"
+        queue(provider, order)
+        until(lambda: told in waiting(provider, order), "Google's words to be told")
+        google_cloud.age_requests(600.0)
+        with pytest.raises(NoCapacity, match=told):
+            provider.launch(provider.build(order))
+        google_cloud.faults.clear(number)
+        sweep(provider)
+        assert not google_cloud.left()
+
+    def waiting(provider: GceProvider, order: LaunchOrder) -> str:
+        with pytest.raises(StillQueued) as raised:
+            provider.launch(provider.build(order))
+        return str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("fault", "error", "told"),
+        [
+            # Two machines never fit into it.
+            (
+                {"says": "QUOTA_EXCEEDED", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "limit": 1.0},
+                QuotaExceeded,
+                "L4_GPUS",
+            ),
+            ({"says": "RESOURCE_NOT_FOUND", "message": NO_TYPE}, InvalidRequest, "resources.machine"),
+        ],
+    )
+    def test_a_request_that_no_wait_cures_is_withdrawn_at_once(
+        google_cloud: GceCloud,
+        provider: GceProvider,
+        order: LaunchOrder,
+        fault: dict[str, Any],
+        error: type[ProviderError],
+        told: str,
+    ) -> None:
+        google_cloud.faults.scarce(**fault)
+        with pytest.raises(error, match=told):
+            launch(provider, order)
+        google_cloud.faults.clear()
+        # It left Google's queue, so that no machine comes of it.
+        with pytest.raises(NoCapacity):
+            launch(provider, order)
+        sweep(provider)
         assert not google_cloud.left()
 
     def test_machines_that_come_while_their_request_is_cancelled_are_used(

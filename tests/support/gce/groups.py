@@ -70,6 +70,8 @@ class Resize(Made):
 
     state: str = "CREATING"
     error: OperationFailed | None = None
+    # What hindered it when it was last tried.
+    attempt: OperationFailed | None = None
     machines: list[Instance] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -82,7 +84,10 @@ class Resize(Made):
         return self.state in ("CREATING", "ACCEPTED")
 
     def resource(self, links: Links) -> Json:
-        status = {"error": {"errors": self.error.errors}} if self.error is not None else {}
+        status: Json = {"error": {"errors": self.error.errors}} if self.error is not None else {}
+        if self.active and self.attempt is not None:
+            # "The value is cleared when ResizeRequest transitions to the final state (becomes inactive)."
+            status["lastAttempt"] = {"error": {"errors": self.attempt.errors}}
         return {**super().resource(links), "state": self.state, "status": status}
 
 
@@ -278,7 +283,7 @@ class Groups:
     def _queue(self, request: Resize, draft: Draft) -> None:
         """Wait for capacity for all, as long as it takes."""
         try:
-            while request.state == "CREATING" or self._faults.scarcity(draft.zone, draft.machine.name) is not None:
+            while request.state == "CREATING" or self._hindered(request, draft):
                 if request.cancelled.wait(timeout=0.05):
                     break
             with self._lock:
@@ -297,6 +302,12 @@ class Groups:
                 request.machines.clear()
         finally:
             request.settled.set()
+
+    def _hindered(self, request: Resize, draft: Draft) -> bool:
+        fault = self._faults.scarcity(draft.zone, draft.machine.name)
+        said = fault is not None and fault.code
+        request.attempt = ending(fault, draft.project, draft.zone, draft.machine.name) if fault and said else None
+        return fault is not None
 
     def _add_machines(self, request: Resize, draft: Draft) -> None:
         asked = [each["name"] for each in request.body["instances"]]
