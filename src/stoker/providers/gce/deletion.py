@@ -1,7 +1,7 @@
 """Delete a machine: through the managed instance group that it belongs to, or else by itself.
 
-https://cloud.google.com/compute/docs/instance-groups/working-with-managed-instances: a group that is not told of a
-deletion may make the machine anew. So the group of flex-start machines (`flex_group`) deletes them.
+https://cloud.google.com/compute/docs/instance-groups/working-with-managed-instances: a group that does not
+know of a deletion may make the machine anew. So the group of flex-start machines (`flex_group`) deletes them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ So it tells every governor the same: that it waits, which machines came, or that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -27,7 +26,7 @@ from stoker.providers.base import HttpRequest
 from stoker.providers.gce import flex_group, operations, queue_errors, read_request
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request, operation_error
-from stoker.providers.gce.instances import StoreInstances, parse_time
+from stoker.providers.gce.instances import StoreInstances, read_time
 from stoker.providers.gce.places import ProjectRegion
 
 # How long one call waits for the template or the group. The next pass asks again, under the same request id.
@@ -59,7 +58,7 @@ def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...
     # Google clears it when the request leaves the queue.
     attempt = queue_errors.last_attempt(found or {})
     mistake = queue_errors.lasting(what, attempt, machine, nodes)
-    over = mistake is not None or (found is not None and _waited_s(found) >= flex_group.turn_s(resize))
+    over = mistake is not None or (found is not None and _waited_s(api, found) >= flex_group.turn_s(resize))
     if found is not None and found.get("state") == _ACCEPTED and over:
         cancel(api, path)
         found = look_up(api, path)
@@ -136,8 +135,10 @@ def _not_found(error: NotFound, request: HttpRequest) -> ProviderError:
     return NoCapacity(str(error)) if is_own else as_invalid_request(error)
 
 
-def _waited_s(found: Mapping[str, Any]) -> float:
-    return time.time() - parse_time(found.get("creationTimestamp")).timestamp()
+def _waited_s(api: Api, found: Mapping[str, Any]) -> float:
+    """How long a request has waited, by Google's clock alone."""
+    now = api.now()
+    return (now - (read_time(found.get("creationTimestamp")) or now)).total_seconds()
 
 
 def _failure(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,11 +82,11 @@ def _create_policy(api: Api, request: HttpRequest) -> None:
 
 def _wait_for_reservation(api: Api, insert: HttpRequest) -> None:
     """Raise NoCapacity while a reservation in calendar mode has not begun, and NoSuchResource once it is over."""
-    now = datetime.now(timezone.utc)
     for name in read_request.reservations(insert) if read_request.is_bound(insert) else ():
-        window = reservations.known_window(api, _place(insert), name)
+        window = reservations.known_window(api, _place(insert), name, read_request.zone(insert))
         if window is None:
             continue
+        now = api.now()
         over = window.problem(name, now)
         if over:
             raise NoSuchResource(f"{reservations.FIELD}: {over}")

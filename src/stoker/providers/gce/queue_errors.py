@@ -50,7 +50,7 @@ def is_lasting(error: ProviderError) -> bool:
 
 
 def last_attempt(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What hindered a resize request when Google last tried it.
+    """The errors that hindered a resize request when Google last tried it.
 
     "The value is temporary since the ResizeRequest can retry", and "may be stale and no longer show an active problem".
     """
