@@ -129,7 +129,8 @@ if isolated():
         # Ten minutes where the job may use several zones.
         google_cloud.age_requests(300.0)
         queue(provider, order)
-        google_cloud.age_requests(300.0)
+        # Google's clock, as its answers have it, counts whole seconds.
+        google_cloud.age_requests(301.0)
         with pytest.raises(NoCapacity, match="flex-start found no machines in time"):
             provider.launch(provider.build(order))
         google_cloud.faults.clear()
@@ -151,7 +152,7 @@ if isolated():
         told = "when Google last tried: Quota 'PREEMPTIBLE_NVIDIA_L4_GPUS' exceeded"
         queue(provider, order)
         until(lambda: told in waiting(provider, order), "Google's words to be told")
-        google_cloud.age_requests(600.0)
+        google_cloud.age_requests(601.0)
         with pytest.raises(NoCapacity, match=told):
             provider.launch(provider.build(order))
         google_cloud.faults.clear(number)
