@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flex_start_launches import MACHINE, OFFERING, PLACE, ZONE, launch, make_order, until
 
-from stoker.model.errors import InvalidRequest, NoCapacity, QuotaExceeded, StillQueued, Transient
+from stoker.model.errors import InvalidRequest, NoCapacity, ProviderError, QuotaExceeded, StillQueued, Transient
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, SupportsLeftovers
 from stoker.providers.gce import names
 from stoker.providers.gce.provider import GceProvider
-from tests.support.gce import GceCloud, why_no_gce
+from tests.support.gce import PROJECT, GceCloud, why_no_gce
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)
 
+NO_TYPE = f"The resource 'projects/{PROJECT}/zones/{ZONE}/machineTypes/{MACHINE}' was not found"
 # The calls of a launch, in order.
 CALLS = ("regionInstanceTemplates.insert", "instanceGroupManagers.insert", "instanceGroupManagerResizeRequests.insert")
 
@@ -89,6 +91,35 @@ if isolated():
         sweep(provider)
         assert not google_cloud.left()
 
+    def test_their_group_deletes_them_so_that_it_makes_them_never_again(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "if you delete or update a VM in a MIG by using the instances API instead of the required instance group
+        manager API, the MIG will not be aware of your intent and, at any time in the future, the MIG might
+        automatically attempt to recreate or revert that VM"
+        https://cloud.google.com/compute/docs/instance-groups/working-with-managed-instances"""
+        first, second = launch(provider, order)
+        google_cloud.machine(second.id).wait_running()
+        assert provider.terminate(first.id, PLACE) == "requested"
+        until(lambda: provider.terminate(first.id, PLACE) == "gone", "the machine to be gone")
+        calls = google_cloud.calls()
+        assert calls["instanceGroupManagers.deleteInstances"] >= 1
+        assert provider.state([first.id, second.id], PLACE) == {first.id: "gone", second.id: "running"}
+        # "This method reduces the targetSize of the managed instance group by the number of instances that you delete."
+        group = f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instanceGroupManagers/{names.base(order)}"
+        assert provider.api.get(group)["targetSize"] == 1
+        provider.terminate(second.id, PLACE)
+        until(lambda: provider.terminate(second.id, PLACE) == "gone", "the other machine to be gone")
+        assert provider.api.get(group)["targetSize"] == 0
+
+    def test_what_the_group_does_not_do_is_done_without_it(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        first, second = launch(provider, order)
+        google_cloud.faults.unauthorized("instanceGroupManagers.deleteInstances", "instances.get")
+        for each in (first, second):
+            until(lambda name=each.id: provider.terminate(name, PLACE) == "gone", "it to be gone")  # type: ignore[misc]
+
     def test_one_that_waited_for_its_turn_is_cancelled_for_good(
         google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
     ) -> None:
@@ -98,7 +129,8 @@ if isolated():
         # Ten minutes where the job may use several zones.
         google_cloud.age_requests(300.0)
         queue(provider, order)
-        google_cloud.age_requests(300.0)
+        # Google's clock, as its answers have it, counts whole seconds.
+        google_cloud.age_requests(301.0)
         with pytest.raises(NoCapacity, match="flex-start found no machines in time"):
             provider.launch(provider.build(order))
         google_cloud.faults.clear()
@@ -108,6 +140,58 @@ if isolated():
         sweep(provider)
         with pytest.raises(NoCapacity, match="was withdrawn"):
             connected(order).launch(provider.build(order))
+        assert not google_cloud.left()
+
+    def test_what_google_says_of_a_request_that_waits_is_told(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "Information about the last attempt to fulfill the request. The value is temporary since the ResizeRequest
+        can retry, as long as it's still active […] the value may be stale and no longer show an active problem." So a
+        quota that others use up, as these two machines would fit into it, is waited for."""
+        number = google_cloud.faults.scarce(says="QUOTA_EXCEEDED", metric="PREEMPTIBLE_NVIDIA_L4_GPUS", limit=2.0)
+        told = "when Google last tried: Quota 'PREEMPTIBLE_NVIDIA_L4_GPUS' exceeded"
+        queue(provider, order)
+        until(lambda: told in waiting(provider, order), "Google's words to be told")
+        google_cloud.age_requests(601.0)
+        with pytest.raises(NoCapacity, match=told):
+            provider.launch(provider.build(order))
+        google_cloud.faults.clear(number)
+        sweep(provider)
+        assert not google_cloud.left()
+
+    def waiting(provider: GceProvider, order: LaunchOrder) -> str:
+        with pytest.raises(StillQueued) as raised:
+            provider.launch(provider.build(order))
+        return str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("fault", "error", "told"),
+        [
+            # Two machines never fit into it.
+            (
+                {"says": "QUOTA_EXCEEDED", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "limit": 1.0},
+                QuotaExceeded,
+                "L4_GPUS",
+            ),
+            ({"says": "RESOURCE_NOT_FOUND", "message": NO_TYPE}, InvalidRequest, "resources.machine"),
+        ],
+    )
+    def test_a_request_that_no_wait_cures_is_withdrawn_at_once(
+        google_cloud: GceCloud,
+        provider: GceProvider,
+        order: LaunchOrder,
+        fault: dict[str, Any],
+        error: type[ProviderError],
+        told: str,
+    ) -> None:
+        google_cloud.faults.scarce(**fault)
+        with pytest.raises(error, match=told):
+            launch(provider, order)
+        google_cloud.faults.clear()
+        # It left Google's queue, so that no machine comes of it.
+        with pytest.raises(NoCapacity):
+            launch(provider, order)
+        sweep(provider)
         assert not google_cloud.left()
 
     def test_machines_that_come_while_their_request_is_cancelled_are_used(

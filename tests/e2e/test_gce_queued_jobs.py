@@ -97,6 +97,25 @@ if isolated():
             assert "max_wait" in gce.summary(job).reason
             gce.until(job, lambda: not gce.cloud.left(), "the request to be gone")
 
+    def test_two_nodes_that_no_quota_ever_allows_do_not_wait(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        gce.cloud.faults.scarce(says="QUOTA_EXCEEDED", metric="PREEMPTIBLE_CPUS", limit=0.0)
+        job = gce.submit(nodes=2, params={"steps": 3}, resources=FLEX, limits={"max_wait": "12h"})
+        with gce.governed():
+            assert gce.ended(job).phase == "failed", gce.story(job)
+            assert "PREEMPTIBLE_CPUS" in gce.summary(job).reason, gce.story(job)
+            gce.until(job, lambda: not gce.cloud.left(), "the request to be gone")
+
+    def test_what_google_says_of_two_that_wait_is_shown(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        number = gce.cloud.faults.scarce(says="QUOTA_EXCEEDED", metric="PREEMPTIBLE_CPUS", limit=384.0)
+        job = gce.submit(nodes=2, params={"steps": 3}, resources=FLEX)
+        with gce.governed():
+            gce.until(job, lambda: "'PREEMPTIBLE_CPUS' exceeded" in gce.summary(job).reason, "it says what Google says")
+            assert "waits in Google's queue" in gce.summary(job).reason
+            gce.cloud.faults.clear(number)
+            assert gce.ended(job).phase == "succeeded", gce.story(job)
+
     def test_a_request_for_two_that_waited_for_its_turn_is_made_in_another_zone(gce: GceWorld) -> None:
         gce.script("counter.py")
         gce.cloud.faults.scarce(zone="us-central1-a")

@@ -23,6 +23,8 @@ if isolated():
     def test_one_node(training_jobs: SageMakerWorld) -> None:
         world = training_jobs
         world.script("counter.py")
+        # Long enough for a governor to see the node's exit before SageMaker sees the container's end.
+        world.cloud.hosts.ending_s = 5.0
         job = world.submit(params={"steps": 20}, outputs="out", tags={"project": "vision"})
         with world.governed():
             summary = world.ended(job)
@@ -148,6 +150,7 @@ if isolated():
     def test_a_failure_is_told(training_jobs: SageMakerWorld) -> None:
         world = training_jobs
         world.write("print('so far'); raise SystemExit(3)\n")
+        world.cloud.hosts.ending_s = 5.0
         job = world.submit()
         with world.governed():
             summary = world.ended(job)

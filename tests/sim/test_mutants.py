@@ -176,6 +176,10 @@ def nobody_is_held(patch: Patch) -> None:
     patch.setattr(unowned_machines, "is_held", lambda state, spec, instance, now: False)
 
 
+def nothing_may_end_by_itself(patch: Patch) -> None:
+    patch.setattr(unowned_machines, "_ends_itself_until", lambda job, instance, now: None)
+
+
 def a_hold_never_ends(patch: Patch) -> None:
     patch.setattr(unowned_machines, "is_held", lambda state, spec, instance, now: True)
 
@@ -217,6 +221,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     a_job_is_forgotten_at_its_end: "",
     a_loss_ends_the_job: "the job failed",
     nobody_is_held: "ended before its time",
+    nothing_may_end_by_itself: "could end by itself",
     a_hold_never_ends: "does not come to rest",
     nobody_looks_for_tombstones: "which was removed",
     a_record_is_put_over_the_one_before: "the index tells",

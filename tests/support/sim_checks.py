@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stoker.core import market
@@ -126,6 +127,8 @@ class Checks:
             self.fail(f"{machine.id} is ended as an orphan while newborn")
         if agent is not None and agent.alive and agent.held_s:
             self._held(agent)
+        if agent is not None and machine.state == "running" and agent.left is not None:
+            self._ends_itself(agent)
         if agent is None or not agent.alive or not agent.training:
             return
         world.sync()
@@ -148,6 +151,16 @@ class Checks:
         hold = hold_of(state, agent.job.spec) if state is not None else None
         if hold is not None and hold.claim == agent.machine.claim and at(self.world.now_s) < hold.until:
             self.fail(f"{agent.machine.id} is held, and ended before its time")
+
+    def _ends_itself(self, agent: Agent) -> None:
+        """A machine whose attempt has ended by itself has its moment to end by itself, too."""
+        self.world.sync()
+        claim, may_s = self._claim(agent.machine), self.world.scenario.capabilities.self_end_s
+        if claim is None or claim.closed is None or claim.closed_at is None or agent.machine.claim != claim.number:
+            return
+        of_itself = claim.closed.outcome in ("succeeded", "failed") and agent.machine.rank in claim.closed.exited
+        if of_itself and at(self.world.now_s) < claim.closed_at + timedelta(seconds=may_s):
+            self.fail(f"{agent.machine.id} has left, and is ended before it could end by itself")
 
     def let_go(self, agent: Agent) -> None:
         """Nobody stays longer than asked: once for the verdict, which may never come, and once after it."""

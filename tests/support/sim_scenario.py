@@ -131,6 +131,8 @@ def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJ
     # Of another source, so that seeds went on to tell the stories they were known for when this came.
     held_s = random.Random(f"hold {seed}").choice((0.0, 0.0, 60.0, 600.0))
     wait_s = random.Random(f"spot {seed}").choice((None, None, 60.0, 600.0))
+    self_end_s = random.Random(f"self-end {seed}").choice((0.0, 60.0))
+    scenario = replace(scenario, capabilities=replace(scenario.capabilities, self_end_s=self_end_s))
     for job in jobs:
         job.spec = replace(job.spec, retry=replace(job.spec.retry, hold_on_failure_s=held_s, spot_wait_s=wait_s))
     return scenario, jobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -120,6 +121,9 @@ class Google:
 
     def default_project(self) -> str | None:
         return self.project
+
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
 
     def get(self, path: str, params: Any = None, *, service: str = "compute") -> Any:
         return self.send("GET", path, params=params, service=service)

@@ -131,6 +131,36 @@ class TestOffers:
         assert self.usable(google, A3) == (reserved(-1, 23),)
         rehearse(google, job())
 
+    def test_each_zone_has_its_own_of_that_name(self, google: Google) -> None:
+        """The other zone's, which ends first, would end this one's training with a notice too early."""
+        other = "us-central1-b"
+        both = {"reservationMode": "CALENDAR", "reservationName": "block-7"}
+        mine, theirs = {"name": "f-a", **both}, {"name": "f-b", **both}
+        listed = {
+            f"zones/{ZONE}": {"futureReservations": [mine | window(-1, 23)]},
+            f"zones/{other}": {"futureReservations": [theirs | window(-2, 1)]},
+        }
+        google.answers.insert(0, ("GET", ".*/futureReservations", {"items": listed}))
+        assert self.usable(google, A3) == (reserved(-1, 23),)
+        place = ProjectRegion.of(PLACE)
+        zones = (ZONE, other, "us-central1-c", None)
+        api: Any = google
+        found = [reservations.find_window(api, place, "block-7", zone) for zone in zones]
+        assert [each and each.ends_at for each in found] == [
+            NOW + timedelta(hours=23),
+            NOW + timedelta(hours=1),
+            None,
+            NOW + timedelta(hours=1),
+        ]
+
+    def test_its_times_are_compared_with_googles_clock(self, google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+        """This computer's is two days slow, and would wait for what has begun long ago."""
+        google.calendar["block-7"] = window(24, 48)
+        rehearse(google, job())
+        monkeypatch.setattr(google, "now", lambda: NOW + timedelta(hours=49), raising=False)
+        with pytest.raises(NoSuchResource, match="block-7 ended at"):
+            rehearse(google, job())
+
     def test_without_permission_to_look_google_decides(self, google: Google) -> None:
         google.answers.insert(0, ("GET", ".*/futureReservations", AuthDenied("no")))
         assert self.usable(google, A3) == (A3,)

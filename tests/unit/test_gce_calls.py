@@ -18,6 +18,8 @@ from stoker.providers.base import HttpRequest, LaunchOrder, ShellRequest
 from stoker.providers.gce import check, permissions, ssh_login
 from stoker.providers.gce.provider import GceProvider
 
+GROUP = "instanceGroupManagers/stoker-a"
+
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Google:
@@ -105,6 +107,9 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> N
     provider.end_reason(instance, PLACE)
     provider.console(instance, PLACE)
     provider.terminate(instance, PLACE)
+    member = machine(google, metadata={"items": [{"key": "created-by", "value": f"projects/42/zones/{ZONE}/{GROUP}"}]})
+    google.answers.insert(0, ("GET", f"{BASE}/zones/{ZONE}/instances/{NUMBER}", member | {"name": "stoker-a-0"}))
+    provider.terminate(instance, PLACE)
     provider.list_leftovers(PLACE)
     left = (("disk", f"{ZONE}/d"), ("placement-policy", "p"), ("instance-template", "t"))
     google.let("GET", f"{BASE}/zones/{ZONE}/instanceGroupManagers/g/resizeRequests/g", NotFound("gone"))
@@ -160,3 +165,23 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
     checked(google, spec(gce=GceResources(network="subnet:gpus", placement_policy="close", reservation="block-7")))
     planned = permissions.methods(permissions.PLAN) | {"compute.instances.testIamPermissions"}
     assert set(google.called) - planned == permissions.methods(permissions.CHECK)
+
+
+@pytest.mark.parametrize(
+    ("about", "by_group"),
+    [
+        ({"name": "stoker-a-0", "link": f"projects/42/zones/{ZONE}/{GROUP}"}, True),
+        ({"name": "stoker-a-0", "link": f"https://compute.example/compute/v1/projects/42/zones/{ZONE}/{GROUP}"}, True),
+        # Metadata may be anybody's, and must not lead to another group.
+        ({"name": "stoker-b-0", "link": f"projects/42/zones/{ZONE}/{GROUP}"}, False),
+        ({"name": "stoker-a-0", "link": f"projects/42/regions/{REGION}/{GROUP}"}, False),
+        ({"name": "stoker-a-0", "link": ""}, False),
+    ],
+)
+def test_a_machine_is_deleted_by_its_own_group_alone(google: Google, about: dict[str, str], by_group: bool) -> None:
+    provider = ready(google)
+    found = machine(google, name=about["name"], metadata={"items": [{"key": "created-by", "value": about["link"]}]})
+    google.answers.insert(0, ("GET", f"{BASE}/zones/{ZONE}/instances/{NUMBER}", found))
+    assert provider.terminate(f"{ZONE}.{NUMBER}", PLACE) == ("requested" if by_group else "gone")
+    assert ("compute.instanceGroupManagers.deleteInstances" in google.called) is by_group
+    assert ("compute.instances.delete" in google.called) is not by_group

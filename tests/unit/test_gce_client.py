@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,8 @@ class Google:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str]] = []
         self.answers: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+        # Its clock, where it is not this computer's.
+        self.date = ""
         google = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -155,6 +158,9 @@ class Google:
                 return self.reply(*(left.pop(0) if len(left) > 1 else left[0]))
 
             do_GET = do_POST = do_DELETE = handle_one
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return google.date or super().date_time_string(timestamp)
 
             def reply(self, status: int, told: Any) -> None:
                 data = json.dumps(told).encode()
@@ -212,6 +218,24 @@ if isolated():
         assert google.asked == [("GET", "/compute/v1/projects/p", "Bearer secret")]
         assert api.default_project() == "of-the-key"
         assert api.identity() == "me@of-the-key.iam.gserviceaccount.com"
+
+    def test_its_clock_is_that_of_the_last_answer(google: Google) -> None:
+        """This computer's may be off by any time: what Google dates is compared with Google's."""
+        path = "/compute/v1/projects/p"
+        google.answers["GET", path] = [(200, {}), (404, {}), (200, {})]
+        api = Api()
+        assert abs((api.now() - datetime.now(timezone.utc)).total_seconds()) < 60
+        google.date = "Thu, 01 Jan 2026 12:00:00 GMT"
+        api.get(path)
+        noon = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+        assert noon <= api.now() < noon + timedelta(minutes=5)
+        google.date = "Thu, 01 Jan 2026 14:00:00 GMT"
+        with pytest.raises(NotFound):
+            api.get(path)
+        assert api.now() >= noon + timedelta(hours=2)
+        google.date = "soon"
+        api.get(path)
+        assert noon + timedelta(hours=2) <= api.now() < noon + timedelta(hours=3)
 
     def test_a_login_that_names_nobody_is_told_as_what_it_is(
         google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

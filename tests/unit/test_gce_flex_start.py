@@ -327,6 +327,11 @@ class TestExpired:
         with pytest.raises(InvalidRequest):
             launched(error, queued=False)
 
+    def test_a_machine_type_that_the_zone_does_not_have_is_not_waited_for(self) -> None:
+        told = "The resource 'projects/p/zones/z/machineTypes/a3-highgpu-1g' was not found"
+        with pytest.raises(InvalidRequest, match=r"resources\.machine: The resource"):
+            launched({"code": "RESOURCE_NOT_FOUND", "message": told})
+
     def test_a_resource_that_does_not_exist_is_said_by_its_field(self) -> None:
         error = {"code": "RESOURCE_NOT_FOUND", "message": "The resource 'projects/p/global/images/x' was not found"}
         with pytest.raises(NoSuchResource, match=r"resources\.image"):

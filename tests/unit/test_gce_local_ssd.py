@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -105,13 +106,50 @@ def test_several_disks_are_measured_together(machine: Machine) -> None:
     assert "is on 3 local disks" in machine.boot().stdout
 
 
-def test_without_mdadm_the_first_disk_alone_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest part of such a machine's room cannot be used."""
-    disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+def only_has(monkeypatch: pytest.MonkeyPatch, machine: Machine, *programs: str) -> None:
+    """An image with these programs beside those for file systems, which are the machine's stand-ins."""
+    (machine.root / "opt/stoker/boot").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
     monkeypatch.setenv("STOKER_BOOT_ROOT", str(machine.root))
+    monkeypatch.setenv("PATH", f"{machine.root / 'stubs'}:{os.environ['PATH']}")
+
+
+def test_without_mdadm_lvm_makes_one_of_several(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "vgcreate creates a new VG on block devices. If the devices were not previously initialized as PVs with
+    pvcreate, vgcreate will inititialize them" (vgcreate(8)); "-i|--stripes" and "100%FREE" are of lvcreate(8)."""
+    disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
+    replace_mounting(machine, "vgcreate", "lvcreate", "mkfs.ext4")
+    only_has(monkeypatch, machine, "lvcreate")
     said = hold_folders(InstallPaths(), [*map(str, disks)])
-    assert said == "local disks are not used: the boot disk has more room"
+    group, volume, formatted, mounted = disk_calls(machine)
+    assert group == f"vgcreate --yes stoker {' '.join(map(str, disks))}"
+    assert volume == "lvcreate --yes --name node --stripes 3 --extents 100%FREE stoker"
+    assert formatted.endswith(" /dev/stoker/node") and " /dev/stoker/node " in mounted
+    assert said.endswith("is on 3 local disks (/dev/stoker/node)")
+
+
+def test_without_both_one_disk_alone_counts_and_the_boot_says_so(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest part of such a machine's room cannot be used, which the plan cannot know."""
+    disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
+    only_has(monkeypatch, machine)
+    why = "; one of 3 counts: the image has neither mdadm nor LVM to make one of them"
+    said = hold_folders(InstallPaths(), [*map(str, disks)])
+    assert said == f"local disks are not used: the boot disk has more room{why}"
+    said = hold_folders(InstallPaths(), [*map(str, disks)], asked_bytes=1 << 20)
+    assert said == f"{machine.root / 'var/lib/stoker'} is on 1 local disk ({disks[0]}){why}"
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_where_there_is_selinux_the_folders_get_their_label(machine: Machine, exit_code: int) -> None:
+    """A new file system has none, and confined programs may not read what is `unlabeled_t`."""
+    (disk,) = with_local_ssd(machine, 1)
+    machine.stub("restorecon", f'#!/bin/sh\necho "restorecon $*" >>"{machine.root}/disk-calls"\nexit {exit_code}\n')
+    ran = machine.boot()
+    folders = machine.root / "var/lib/stoker"
+    assert ran.returncode == 0 and f"{folders} is on 1 local disk" in ran.stdout
+    assert disk_calls(machine) == [f"mount -o noatime {disk} {folders}", f"restorecon {folders}"]
 
 
 def test_a_disk_that_holds_something_is_left_alone(machine: Machine) -> None:

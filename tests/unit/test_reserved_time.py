@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from stoker.agent.notices import KnownEnd
+from stoker.agent.node import utcnow
+from stoker.agent.notices import KnownEnd, clock_of
 from stoker.core import reserved_time
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
@@ -15,9 +17,11 @@ from stoker.core.policy_rules import EffectiveLimits
 from stoker.core.snapshot import Append, Launch
 from stoker.model import codec
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
+from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering, Reservation
 from stoker.model.spec import Checkpoints, Limits, Spec
+from stoker.store.base import Meta, Object
 from stoker.submit.reservation_lines import reservation_lines
 from tests.support.sim_data import (
     ON_DEMAND,
@@ -195,3 +199,21 @@ def test_the_plan_tells_what_a_job_waits_for_in_vain() -> None:
     small = Reservation("cr-1", machines=2)
     assert lines(small, Limits(), nodes=2) == ()
     assert lines(small, Limits(), nodes=4) == ("cr-1 has 2 of the 4 machines that the job needs",)
+
+
+@pytest.mark.parametrize("off_s", [-7200.0, 0.0, 7200.0])
+def test_the_end_comes_by_the_stores_clock_whatever_the_machines_is(off_s: float) -> None:
+    """A clock that is two hours fast would end a training two hours early; a slow one would give no notice at all."""
+    stores_now = utcnow() - timedelta(seconds=off_s)
+    # It was written five seconds ago.
+    heartbeat = Heartbeat(beat=1, phase="booting", at=utcnow() - timedelta(seconds=5), interval_s=10.0)
+    meta = Meta("heartbeat", 1, stores_now - timedelta(seconds=5), "etag")
+    clock = clock_of(Object(codec.dumps(heartbeat), meta))
+    known = KnownEnd(stores_now + timedelta(seconds=300), 120.0, "ec2: the end of cr-1")
+    found = known.notice(clock())
+    assert found is not None and not found.hard
+    assert known.notice(clock() + timedelta(seconds=190)).hard  # type: ignore[union-attr]
+
+
+def test_without_a_heartbeat_the_machines_own_clock_counts() -> None:
+    assert clock_of(None) is utcnow

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from stoker.core import unowned_machines
+from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
-from stoker.core.snapshot import JobSnapshot, Snapshot
+from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.model.job_state import JobState
-from stoker.model.log_entries import Claimed, Closed, Ended, Launched, ResumeAsked
+from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Ended, Launched, Outcome, ResumeAsked
 from stoker.model.observed import Known
 from stoker.model.offerings import Instance, InstanceState, Leftover
 from stoker.model.spec import Retry
@@ -30,6 +32,7 @@ NOW_S = 10_000.0
 CLAIMED = Claimed(SPOT_A, 1)
 RUNNING = (CLAIMED, Launched(2, nodes(2)))
 FAILED = Closed(2, "failed", "user-error", exit_code=1)
+ASKED_OR_TAKEN: tuple[AttemptOutcome, ...] = ("reclaimed", "lost", "stopped", "limit", "abandoned")
 ENDED = Ended("failed", "user-error", 2, closing=FAILED)
 
 
@@ -129,6 +132,67 @@ def test_a_machine_that_is_held_for_a_look_is_ended_when_its_time_is_over_or_it_
     assert ended(gone, 1000.0 + 1.0) == [("i-2-0", "the job has ended", False)]
     again = replace(job, state=make_state(*RUNNING, (ENDED, 1000.0), ResumeAsked("jane")))
     assert [why.split(":")[0] for _, why, _ in ended(again, 2000.0)] == ["its claim is closed"]
+
+
+SELF_END_S = 60.0
+SUCCEEDED = Closed(2, "succeeded", "finished", exited=(0,))
+
+
+def closed_at(closed: Closed, closed_s: float, machine: Instance, *, in_end: bool) -> JobSnapshot:
+    """A claim that was closed, by an entry of its own or together with the job, where machines may end themselves."""
+    outcome: Outcome = "succeeded" if closed.outcome == "succeeded" else "failed"
+    end = Ended(outcome, closed.rule, 2, closing=closed) if in_end else closed
+    job = looked_at(make_state(*RUNNING, (end, closed_s)), machine)
+    return replace(job, capabilities=replace(CAPABILITIES, self_end_s=SELF_END_S))
+
+
+@pytest.mark.parametrize("in_end", [True, False])
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "infrastructure"])
+def test_a_machine_that_wrote_its_exit_has_a_bounded_time_to_end_by_itself(
+    outcome: AttemptOutcome, in_end: bool
+) -> None:
+    closed = replace(SUCCEEDED, outcome=outcome, restart=not in_end)
+    job = closed_at(closed, 1000.0, make_instance(2), in_end=in_end)
+    for now_s in (1000.0, 1000.0 + SELF_END_S - 1):
+        assert ended(job, now_s) == []
+        plan = decide_job(job, DEFAULT, at(now_s))
+        assert plan.wake_at == at(1000.0 + SELF_END_S) and not any(isinstance(a, Terminate) for a in plan.actions)
+    assert [name for name, _, _ in ended(job, 1000.0 + SELF_END_S)] == ["i-2-0"]
+    assert unowned_machines.ends_itself_until(job, at(1000.0 + SELF_END_S)) is None
+    # The provider says whether that makes a difference.
+    at_once = replace(job, capabilities=CAPABILITIES)
+    assert [name for name, _, _ in ended(at_once, 1000.0)] == ["i-2-0"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "machine"),
+    [
+        # It wrote no exit: nothing says that it is about to end.
+        (replace(SUCCEEDED, exited=()), make_instance(2)),
+        (replace(SUCCEEDED, exited=(1,)), make_instance(2)),
+        # It was reclaimed, and its cloud may start it again; or it was asked to leave.
+        *((replace(SUCCEEDED, outcome=outcome, rule="x"), make_instance(2)) for outcome in ASKED_OR_TAKEN),
+        # It is off, and may cost something as long as it is there.
+        (SUCCEEDED, make_instance(2, state="off")),
+        # The log does not name it.
+        (SUCCEEDED, replace(make_instance(2), id="twin")),
+    ],
+)
+def test_all_other_machines_of_a_closed_claim_are_terminated_at_once(closed: Closed, machine: Instance) -> None:
+    for in_end in (True, False):
+        job = closed_at(closed, 1000.0, machine, in_end=in_end)
+        assert [name for name, _, _ in ended(job, 1000.0)] == [machine.id]
+
+
+def test_a_claim_that_the_end_of_its_job_closed_gets_no_time() -> None:
+    """It wrote no exit, or the log would say so."""
+    state = make_state(
+        *RUNNING, CLAIMED, Launched(4, nodes(4)), (Ended("succeeded", "finished", 2, closing=SUCCEEDED), 1000.0)
+    )
+    job = replace(
+        looked_at(state, make_instance(2), make_instance(4)), capabilities=replace(CAPABILITIES, self_end_s=SELF_END_S)
+    )
+    assert [name for name, _, _ in ended(job, 1000.0)] == ["i-4-0"]
 
 
 def test_things_beside_a_machine_are_left_over_by_their_claim_or_their_age() -> None:

@@ -12,7 +12,7 @@ from stoker.agent import job_folders
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
-from stoker.agent.notices import KnownEnd
+from stoker.agent.notices import KnownEnd, clock_of
 from stoker.agent.phases.accelerators import AcceleratorPhase
 from stoker.agent.phases.agree_and_restore import agree_and_restore
 from stoker.agent.phases.context import AttemptContext
@@ -23,6 +23,7 @@ from stoker.agent.phases.training import TrainingPhase, remaining_runtime_s
 from stoker.agent.setup import Setup
 from stoker.agent.supervise import TrainingSurvived
 from stoker.core import reserved_time
+from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Exit, ExitOutcome
@@ -133,6 +134,9 @@ def _expect_end(context: AttemptContext, state: JobState, submission: Submission
         return
     source = reserved_time.end_text(reservation, claim.offering.provider)
     notice_s = reserved_time.notice_s(submission.spec)
+    # The cloud ends the reservation by its own clock, to which the store's is nearer than a machine's that runs wrong.
+    own = keys.heartbeat(context.node.key)
+    context.notices.clock = clock_of(context.leaving.ask_store(lambda: context.store.get(own)))
     context.notices.known_end = KnownEnd(reservation.ends_machines_at, notice_s, source)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 
 from stoker.agent.node import AgentNode, utcnow
-from stoker.model.node_facts import NoticeFact
+from stoker.model import codec
+from stoker.model.node_facts import Heartbeat, NoticeFact
+from stoker.store.base import Object
+from stoker.store.store_clock import StoreClock
 
 # The grace of a shutdown: SIGTERM to the agent says nothing about the time that is left.
 _SIGNAL_GRACE_S = 30.0
@@ -34,6 +38,18 @@ class KnownEnd:
         return self._reported
 
 
+def clock_of(written: Object | None) -> Callable[[], datetime]:
+    """The store's clock, by a heartbeat that this machine wrote. It has the time of its writing by both clocks.
+
+    From here on the monotonic clock counts, so that nothing depends on the machine's own, which may be wrong, and may
+    be set meanwhile. Without a heartbeat there is no other clock.
+    """
+    if written is None:
+        return utcnow
+    age = utcnow() - codec.loads(Heartbeat, written.data).at
+    return StoreClock(written.meta.modified + age, time.monotonic(), time.monotonic).now
+
+
 class Notices:
     """Polls the machine for notices. A hard notice is final: its deadline never moves later."""
 
@@ -48,6 +64,8 @@ class Notices:
         self.hints = 0
         # The end of the reservation in which the machine is, if that ends machines.
         self.known_end: KnownEnd | None = None
+        # The clock by which that end comes.
+        self.clock: Callable[[], datetime] = utcnow
         self._writer: threading.Thread | None = None
 
     def take_signal(self) -> None:
@@ -61,7 +79,7 @@ class Notices:
         """
         notice = self._node.machine.notice()
         if self.known_end is not None and (notice is None or not notice.hard):
-            notice = self.known_end.notice(utcnow()) or notice
+            notice = self.known_end.notice(self.clock()) or notice
         if notice is not None and not notice.hard and (self.signalled or self.deadline_s is not None):
             # A soft notice may be in force for as long as the machine lives. It replaces no hard notice, no shutdown.
             notice = None

@@ -74,6 +74,7 @@ def closed_entry(evidence: AttemptEvidence, verdict: Verdict) -> Closed:
         exit_code=_status(failure),
         tail=failure.tail if failure is not None and verdict.outcome != "succeeded" else (),
         waste=waste,
+        exited=tuple(rank for rank, found in enumerate(evidence.exits) if found is not None),
     )
 
 

@@ -102,6 +102,9 @@ def _decide(decision: JobDecision) -> None:
         decision.waiting = "a newer Stoker governs this job; update this one"
         return
     decision.actions += unowned_machines.find_unowned(decision.bounded_job, decision.now)
+    until = unowned_machines.ends_itself_until(decision.bounded_job, decision.now)
+    if until is not None:
+        decision.wakes.append(until)
     if decision.state.ended is not None:
         _retire(decision)
     elif _close_what_is_over(decision):

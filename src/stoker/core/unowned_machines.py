@@ -3,19 +3,26 @@
 The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim. Even so,
 newborn machines are left alone, and only machines with this store's tag were listed. A failed list proves nothing,
 and hides no machine of another region.
+
+A machine whose attempt has just ended may have a moment to end by itself (`Capabilities.self_end_s`). Both ends of that
+moment are times of the store: the entry that closed the claim, and the decision.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from stoker.core.hold import is_held
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
-from stoker.model.job_state import JobState
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import AttemptOutcome
 from stoker.model.offerings import Instance, Leftover
 
 # Machines that are stopping will be off or gone in a moment.
 _ALIVE = ("pending", "running", "off")
+# Outcomes of attempts that ended by themselves. A machine that is reclaimed may be started again by its cloud, and one
+# that was asked to leave is seen as stopped anyway.
+_OF_THEMSELVES: frozenset[AttemptOutcome] = frozenset({"succeeded", "failed", "infrastructure"})
 
 
 def find_unowned(job: JobSnapshot, now: datetime) -> list[Terminate]:
@@ -27,6 +34,12 @@ def find_unowned(job: JobSnapshot, now: datetime) -> list[Terminate]:
             if reason:
                 found.append(_terminate(instance, reason, orphan=is_orphan(instance, job.state)))
     return found
+
+
+def ends_itself_until(job: JobSnapshot, now: datetime) -> datetime | None:
+    """When the first machine is terminated that may end by itself until then; None: no machine is waited for."""
+    waits = (_ends_itself_until(job, instance, now) for instance in job.seen_instances)
+    return min((until for until in waits if until is not None), default=None)
 
 
 def find_strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
@@ -73,6 +86,8 @@ def _why_terminate(job: JobSnapshot, instance: Instance, now: datetime) -> str |
     claim = state.claim(instance.claim)
     if claim is None:
         return None if _newborn(instance, job.capabilities.newborn_s, now) else "its claim is not in the log"
+    if _ends_itself_until(job, instance, now) is not None:
+        return None
     if state.ended is not None:
         # A machine that is positively gone is not held, whatever an older list says.
         held = is_held(state, job.spec, instance.id, now) and not job.is_gone(instance.id)
@@ -82,6 +97,28 @@ def _why_terminate(job: JobSnapshot, instance: Instance, now: datetime) -> str |
     if claim.launched is not None and all(node.instance != instance.id for node in claim.launched):
         return "the log names other machines for its claim"
     return None
+
+
+def _ends_itself_until(job: JobSnapshot, instance: Instance, now: datetime) -> datetime | None:
+    """Until when a machine may end by itself; None if that is over, or it never may.
+
+    Only a machine that wrote its exit, by the log: of others nothing says that they are about to end. One that is off
+    has ended, and may cost something as long as it exists.
+    """
+    claim = job.state.claim(instance.claim)
+    if claim is None or claim.closed_at is None or instance.state == "off" or job.is_gone(instance.id):
+        return None
+    if not _wrote_its_exit(claim, instance):
+        return None
+    until = claim.closed_at + timedelta(seconds=job.capabilities.self_end_s)
+    return until if now < until else None
+
+
+def _wrote_its_exit(claim: Claim, instance: Instance) -> bool:
+    closed = claim.closed
+    if closed is None or closed.outcome not in _OF_THEMSELVES:
+        return False
+    return any(node.instance == instance.id and node.rank in closed.exited for node in claim.launched or ())
 
 
 def _newborn(instance: Instance, newborn_s: float | None, now: datetime) -> bool:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.hold import hold_of
 from stoker.core.launch_history import SUBNET_FULL
 from stoker.core.longest_life import claim_life_s
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
@@ -321,10 +320,9 @@ class Applier:
         newest = self.memory.states[job].claim(number)
         if newest is None or (newest.open and newest.launched is None):
             return
-        held = hold_of(self.memory.states[job], self.memory.submissions[job].spec)
-        # The other governor's machines may have failed meanwhile and be held for debugging: the sweep ends them later.
-        named = newest.open or (held is not None and held.claim == number)
-        in_log = {node.instance for node in newest.launched or ()} if named else set()
+        # The machines that the log names may be held for debugging, or be about to end by themselves. Every pass lists
+        # them until they are positively gone, and terminates them in time.
+        in_log = {node.instance for node in newest.launched or ()}
         self._give_back(tuple(instance for instance in instances if instance.id not in in_log))
 
     def _give_back(self, instances: tuple[Instance, ...]) -> None:

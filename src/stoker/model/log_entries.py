@@ -133,6 +133,8 @@ class Closed:
     waste: Waste | None = None
     # How long its machines may be held, if it ends the job and the spec asks for a hold.
     hold_s: float | None = None
+    # The ranks whose exits were known.
+    exited: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ class Capabilities:
     # A silent node is suspected after this time, or after three heartbeat intervals if that is longer; if it stays
     # silent for as long again, it is terminated.
     silence_s: float
+    # A machine that has written its exit may take this long to end by itself before it is terminated, where the cloud
+    # remembers the difference. 0: it is terminated at once.
+    self_end_s: float = 0.0
     # Fields of the job file that this provider supports, by dotted name; all others are refused.
     honours: frozenset[str] = frozenset()
     # `stoker interrupt` works.

@@ -147,10 +147,31 @@ class CloudFaults:
         """The operation of a launch ends with this code."""
         return self.add(Fault(code, (), zone, machine, lifecycle, times=times, message=message))
 
-    def scarce(self, *, zone: str = "", machine: str = "", silent: bool = False) -> int:
+    def scarce(
+        self,
+        *,
+        zone: str = "",
+        machine: str = "",
+        silent: bool = False,
+        says: str = "",
+        message: str = "",
+        metric: str = "CPUS",
+        limit: float = 0.0,
+    ) -> int:
         """Flex-start requests wait in the queue until this is cleared. `silent`: their operation has succeeded by then,
-        and a request that expires disappears without a word."""
-        return self.add(Fault(zone=zone, machine=machine, scarce=True, silent=silent))
+        and a request that expires disappears without a word. `says`: the code of what a resize request tells of its
+        last attempt; for a quota, `metric` and `limit` are part of that."""
+        fault = Fault(
+            says,
+            zone=zone,
+            machine=machine,
+            scarce=True,
+            silent=silent,
+            message=message,
+            metric=metric,
+            limit=limit,
+        )
+        return self.add(fault)
 
     def no_quota(self, *operations: str, times: int | None = None, message: str = "") -> int:
         """HTTP 403 quotaExceeded at once, for these operations or for launches."""

@@ -209,6 +209,7 @@ class Compute:
                 call, groups.rows(call.project, "instanceGroupManager"), _PLACES
             ),
             "instanceGroupManagers.delete": self._delete_group,
+            "instanceGroupManagers.deleteInstances": self._delete_members,
             "instanceGroupManagerResizeRequests.insert": self._insert_resize,
             "instanceGroupManagerResizeRequests.get": lambda call: told(groups.find_resize(call)),
             "instanceGroupManagerResizeRequests.list": lambda call: self._list(call, groups.requests_of(call)),
@@ -397,6 +398,11 @@ class Compute:
     def _delete_group(self, call: Call) -> Operation:
         group = self._groups.find(call)
         return self._begin(call, "delete", group.path, group.number, lambda _: self._groups.delete_group(group))
+
+    def _delete_members(self, call: Call) -> Operation:
+        group, members = self._groups.members_to_delete(call)
+        verb = "compute.instanceGroupManagers.deleteInstances"
+        return self._begin(call, verb, group.path, group.number, lambda _: self._groups.delete_members(group, members))
 
     def _insert_resize(self, call: Call) -> Operation:
         request = self._groups.add_resize(call)

@@ -44,11 +44,14 @@ class Fault:
     scarce: bool = False
     # Their operation succeeds while they wait, and nothing tells of their end.
     silent: bool = False
+    # What a quota that is exceeded is about, and its limit.
+    metric: str = "CPUS"
+    limit: float = 0.0
 
     @property
     def about_launches(self) -> bool:
         """Whether it is met by a launch, once it is known what is launched where."""
-        return bool(self.code) and not self.status
+        return bool(self.code) and not self.status and not self.scarce
 
     @property
     def about_calls(self) -> bool:
@@ -81,6 +84,8 @@ def permission_of(operation: str) -> str:
     if kind == "instanceGroupManagerResizeRequests":
         # https://cloud.google.com/compute/docs/instance-groups/manage-resize-requests-mig
         return f"compute.instanceGroupManagers.{verb if verb in ('get', 'list') else 'update'}"
+    if operation == "instanceGroupManagers.deleteInstances":
+        return "compute.instanceGroupManagers.update"
     kinds = {"regionInstances": "instances", "regionInstanceTemplates": "instanceTemplates"}
     return f"compute.{kinds.get(kind, kind)}.{verbs.get(verb, verb)}"
 
@@ -124,12 +129,13 @@ def ending(fault: Fault, project: str, zone: str, machine: str) -> OperationFail
     elif fault.code == QUOTA:
         status, told = 403, "FORBIDDEN"
         region = zone.rpartition("-")[0]
-        error["message"] = fault.message or f"Quota 'CPUS' exceeded.  Limit: 0.0 in region {region}."
+        told_limit = f"Quota '{fault.metric}' exceeded.  Limit: {fault.limit} in region {region}."
+        error["message"] = fault.message or told_limit
         info = {
-            "metricName": "compute.googleapis.com/cpus",
-            "limitName": "CPUS-per-project-region",
+            "metricName": f"compute.googleapis.com/{fault.metric.lower()}",
+            "limitName": f"{fault.metric.replace('_', '-')}-per-project-region",
             "dimensions": {"region": region},
-            "limit": 0.0,
+            "limit": fault.limit,
         }
         error["errorDetails"] = [{"quotaInfo": info}]
     else:

@@ -70,16 +70,24 @@ class Resize(Made):
 
     state: str = "CREATING"
     error: OperationFailed | None = None
+    # What hindered it when it was last tried.
+    attempt: OperationFailed | None = None
     machines: list[Instance] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+    # Machines that the group was told to delete: they count no more.
+    leaving: list[Instance] = field(default_factory=list)
 
     @property
     def active(self) -> bool:
         return self.state in ("CREATING", "ACCEPTED")
 
     def resource(self, links: Links) -> Json:
-        status = {"error": {"errors": self.error.errors}} if self.error is not None else {}
+        status: Json = {"error": {"errors": self.error.errors}} if self.error is not None else {}
+        if self.active and self.attempt is not None:
+            # "The value is cleared when ResizeRequest transitions to the final state (becomes inactive)."
+            status["lastAttempt"] = {"error": {"errors": self.attempt.errors}}
         return {**super().resource(links), "state": self.state, "status": status}
 
 
@@ -141,7 +149,7 @@ class Groups:
         told = found.resource(self._links)
         if found.kind == "instanceGroupManager":
             told["targetSize"] = sum(
-                len(each.body["instances"])
+                len(each.body["instances"]) - len(each.leaving)
                 for each in self._requests(found)
                 if each.active or each.state == "SUCCEEDED"
             )
@@ -170,6 +178,42 @@ class Groups:
                 machine.removed.wait()
             self.remove(request)
         self.remove(group)
+
+    def members_to_delete(self, call: Call) -> tuple[Made, list[tuple[Resize, Instance]]]:
+        """The members that a call names. Raises Failure for one that is none, or is being deleted already: "If this
+        field is set to `false` and such an instance is specified in the request, the operation fails." """
+        group = self._at(f"projects/{call.project}/{call.place}/instanceGroupManagers/{self._group_of(call)}")
+        zone = group.place.partition("/")[2]
+        named = list(call.body.get("instances") or ())
+        wrong = [link for link in named if re.fullmatch(rf"(?:.*/)?zones/{zone}/instances/[^/]+", link) is None]
+        if not named or wrong or len(named) > _MOST:
+            raise invalid("instances", wrong or named, "The URLs of one or more instances of the group's zone.")
+        with self._lock:
+            held = {each.name: (one, each) for one in self._requests(group) for each in one.machines}
+            left = {each.name for one in self._requests(group) for each in one.leaving}
+        found = [held.get(link.rpartition("/")[2]) for link in named]
+        members = [each for each in found if each is not None and each[1].name not in left and each[1].goes != "delete"]
+        if len(members) < len(named) and not call.body.get("skipInstancesOnValidationError"):
+            raise invalid("instances", named, "It is no member of the group, or is being deleted or abandoned already.")
+        return group, members
+
+    def delete_members(self, group: Made, members: list[tuple[Resize, Instance]]) -> None:
+        """ "This method reduces the targetSize of the managed instance group by the number of instances that you
+        delete. This operation is marked as DONE when the action is scheduled even if the instances are still being
+        deleted." """
+        for request, machine in members:
+            with self._lock:
+                request.leaving.append(machine)
+            self._end(machine)
+
+    def _end(self, machine: Instance) -> None:
+        def work(_: Operation) -> None:
+            self._fleet.delete(machine)
+            machine.removed.wait()
+
+        place = f"zones/{machine.zone}"
+        begun = self._operations.new(machine.project, place, "delete", machine.path, machine.number, _SERVICE_AGENT)
+        self._operations.begin(begun, work)
 
     # ── resize requests ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +283,7 @@ class Groups:
     def _queue(self, request: Resize, draft: Draft) -> None:
         """Wait for capacity for all, as long as it takes."""
         try:
-            while request.state == "CREATING" or self._faults.scarcity(draft.zone, draft.machine.name) is not None:
+            while request.state == "CREATING" or self._hindered(request, draft):
                 if request.cancelled.wait(timeout=0.05):
                     break
             with self._lock:
@@ -259,6 +303,12 @@ class Groups:
         finally:
             request.settled.set()
 
+    def _hindered(self, request: Resize, draft: Draft) -> bool:
+        fault = self._faults.scarcity(draft.zone, draft.machine.name)
+        said = fault is not None and fault.code
+        request.attempt = ending(fault, draft.project, draft.zone, draft.machine.name) if fault and said else None
+        return fault is not None
+
     def _add_machines(self, request: Resize, draft: Draft) -> None:
         asked = [each["name"] for each in request.body["instances"]]
         met = self._faults.launching(draft.zone, draft.machine.name, draft.lifecycle, len(asked), len(asked))
@@ -267,6 +317,10 @@ class Groups:
         for name in asked:
             # Each has labels and metadata of its own from here on.
             own = Draft(**{**draft.__dict__, "body": dict(draft.body)})
+            # As Google's machines have it, with the project's number.
+            group = f"projects/4711/{request.path.partition('/resizeRequests/')[0].split('/', 2)[2]}"
+            held = own.body["metadata"]
+            own.body["metadata"] = {**held, "items": [*held["items"], {"key": "created-by", "value": group}]}
             request.machines.append(self._instances.add(name, own))
 
     def _boot(self, request: Resize) -> None:

@@ -53,6 +53,8 @@ class Hosts:
         grace_s: float = 120.0,
     ) -> None:
         self.grace_s = grace_s
+        # How long the account shows a job as training after its containers have ended.
+        self.ending_s = 0.0
         # Machine types of which there are none: training jobs that want them fail after a while.
         self.dry: set[str] = set()
         self._account = account
@@ -135,7 +137,7 @@ class Hosts:
                 container.kill()
             for copy in copies:
                 copy.end()
-        if ended is not None:
+        if ended is not None and not run.stop.wait(self.ending_s):
             self._end(job, ended)
         elif run.stop.is_set():
             self._account.enter(job, "Stopped")

@@ -6,6 +6,7 @@ boot: where the disks cannot be used, the node's folders stay on the boot disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -27,6 +28,9 @@ _NVME = re.compile(r"nvme[0-9]+n[0-9]+")
 _IMAGE_SERVICE = "dlami-nvme.service"
 _IMAGE_SERVICE_S = 180.0
 _RAID = "/dev/md/stoker"
+# The names of a group and its volume in LVM.
+_VOLUME = ("stoker", "node")
+_NO_TOOL = "the image has neither mdadm nor LVM to make one of them"
 _COMMAND_S = 120.0
 # Ordered before the agent, and no reason for a machine not to start.
 _ANY_OPTIONS = "nofail,x-systemd.before=stoker-agent.service"
@@ -78,21 +82,22 @@ def hold_folders(install_paths: InstallPaths, devices: list[str], asked_bytes: i
     The file of `install_paths.disks` appears first: from then on the folders are of no use without their disks, which
     later boots find by their file system's UUID, because names of devices may change.
     """
-    # Several disks are one by mdadm, which not every image has.
-    used = devices if shutil.which("mdadm") is not None else devices[:1]
+    tool = _joining_tool() if len(devices) > 1 else ""
+    used = devices if tool else devices[:1]
     if not used:
         return ""
     folder = install_paths.state
+    alone = f"; one of {len(devices)} counts: {_NO_TOOL}" if len(used) < len(devices) else ""
     try:
         if reason := _too_small(sum(_size(device, install_paths.blocks) for device in used), folder, asked_bytes):
-            return reason
-        device = used[0] if len(used) == 1 else _joined(used)
+            return reason + alone
+        device = used[0] if len(used) == 1 else _joined(used, tool)
         name = str(uuid.uuid4())
         _run("mkfs.ext4", "-q", "-F", "-m", "0", "-U", name, "-E", "lazy_itable_init=1,nodiscard", device)
         _mount(install_paths, name, ("mount", "-o", "noatime", device, str(folder)), f"UUID={name}", f"ext4 {_OPTIONS}")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return _not_used(install_paths, error)
-    return f"{folder} is on {len(used)} local disk{'s' if len(used) > 1 else ''} ({device})"
+    return f"{folder} is on {len(used)} local disk{'s' if len(used) > 1 else ''} ({device}){alone}"
 
 
 def _hold_on_mount(install_paths: InstallPaths, total: int | None, asked_bytes: int | None, *, by_image: bool) -> str:
@@ -119,8 +124,18 @@ def _mount(install_paths: InstallPaths, marker: str, mount: tuple[str, ...], sou
     install_paths.disks.write_text(marker + "\n", encoding="utf-8")
     _run(*mount)
     folder.chmod(0o755)
+    _relabel(folder)
     with install_paths.fstab.open("a", encoding="utf-8") as file:
         file.write(f"{source} {folder} {how} 0 0\n")
+
+
+def _relabel(folder: Path) -> None:
+    """Give a new file system the SELinux label of its place, which all that is made in it inherits. Without one it is
+    `unlabeled_t`, which containers and other confined programs may not read."""
+    if shutil.which("restorecon") is not None:
+        # As good as without a label where the policy knows no place.
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            _run("restorecon", str(folder))
 
 
 def _too_small(total: int, folder: Path, asked_bytes: int | None) -> str:
@@ -174,10 +189,22 @@ def _is_mounted(folder: Path) -> bool:
     return any(line.split(" ")[4:5] == [str(folder)] for line in _read(Path("/proc/self/mountinfo")).splitlines())
 
 
-def _joined(devices: list[str]) -> str:
-    """One device of all these."""
-    _run("mdadm", "--create", _RAID, "--run", "--force", "--level=0", f"--raid-devices={len(devices)}", *devices)
-    return _RAID
+def _joining_tool() -> str:
+    """The program that makes one device of several; empty without any. Images for servers have mdadm mostly, others
+    LVM, and small ones neither."""
+    return next((name for name in ("mdadm", "lvcreate") if shutil.which(name) is not None), "")
+
+
+def _joined(devices: list[str], tool: str) -> str:
+    """One device of all these, which later boots find again."""
+    count = len(devices)
+    if tool == "mdadm":
+        _run("mdadm", "--create", _RAID, "--run", "--force", "--level=0", f"--raid-devices={count}", *devices)
+        return _RAID
+    group, volume = _VOLUME
+    _run("vgcreate", "--yes", group, *devices)
+    _run("lvcreate", "--yes", "--name", volume, "--stripes", str(count), "--extents", "100%FREE", group)
+    return f"/dev/{group}/{volume}"
 
 
 def _is_free(device: str, install_paths: InstallPaths) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.errors import AuthDenied, NotFound, ProviderError, UserError
@@ -220,15 +219,15 @@ class _Checks:
             yield CheckResult("reservation", False, *wrong)
             return
         try:
-            window = reservations.find_window(self._api, self._place, wanted)
+            zones = {each.zone for each in standard if any(one.zone == each.zone for one in found)}
+            zone = next(iter(zones)) if len(zones) == 1 else None
+            window = reservations.find_window(self._api, self._place, wanted, zone)
         except ProviderError as error:
             fix = lookup_fix(error, "compute.futureReservations.list")
             yield CheckResult("reservation", None, f"its time is not known: {error_text(error)}", fix)
             return
         bound = reservations.is_calendar(self._spec.resources)
-        detail, _, fix = reservations.kind_problem(
-            wanted, window, bound=bound, now=datetime.now(timezone.utc)
-        ).partition("; ")
+        detail, _, fix = reservations.kind_problem(wanted, window, bound=bound, now=self._api.now()).partition("; ")
         if detail:
             yield CheckResult("reservation", False, detail, fix)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import threading
@@ -9,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -89,6 +92,8 @@ class Api:
         self._credentials: Any = None
         self._project: str | None = None
         self._read_s = 0.0
+        # Google's time in its last answer, and this process's monotonic time of it.
+        self._answered: tuple[datetime, float] | None = None
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
@@ -180,6 +185,7 @@ class Api:
         except httpx.HTTPError as error:
             host = urlsplit(url).netloc
             raise Transient(f"{what}: {host} does not answer: {first_line(error) or type(error).__name__}") from error
+        self._learn_time(answer.headers.get("Date"))
         try:
             content = codec.parse(answer.content) if answer.content else {}
         except CodecError:
@@ -189,6 +195,23 @@ class Api:
         failure = response_error(what, answer.status_code, content)
         # 401: nothing was done. The same request succeeds once a person renews the login or the key.
         raise _Unauthenticated(str(failure)) if answer.status_code == 401 else failure
+
+    def now(self) -> datetime:
+        """The time by Google's clock, as its last answer has it; by this computer's before there was one.
+
+        What Google dates (`creationTimestamp`, the times of a reservation) is compared with this: a laptop's clock may
+        be an hour off.
+        """
+        if self._answered is None:
+            return datetime.now(timezone.utc)
+        at, at_s = self._answered
+        return at + timedelta(seconds=time.monotonic() - at_s)
+
+    def _learn_time(self, date: str | None) -> None:
+        # An answer without a readable date tells no time.
+        with contextlib.suppress(TypeError, ValueError):
+            at = parsedate_to_datetime(date or "")
+            self._answered = at if at.tzinfo else at.replace(tzinfo=timezone.utc), time.monotonic()
 
     # ── Credentials ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,6 @@ So it tells every governor the same: that it waits, which machines came, or that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,16 +16,17 @@ from stoker.model.errors import (
     NoSuchResource,
     NotFound,
     ProviderError,
+    QuotaExceeded,
     StillQueued,
     Throttled,
     Transient,
 )
 from stoker.model.offerings import Instance
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import flex_group, operations, read_request
+from stoker.providers.gce import flex_group, operations, queue_errors, read_request
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request, operation_error
-from stoker.providers.gce.instances import StoreInstances, parse_time
+from stoker.providers.gce.instances import StoreInstances, read_time
 from stoker.providers.gce.places import ProjectRegion
 
 # How long one call waits for the template or the group. The next pass asks again, under the same request id.
@@ -44,16 +44,22 @@ def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...
     """Create the template, the group and the resize request where they are missing, and return its machines.
 
     Raises StillQueued while the request waits, and NoCapacity where no machines will come of it: also once it has
-    waited for its turn, and was cancelled for that.
+    waited for its turn, and was cancelled for that. A mistake that no wait cures is raised as what it is, and the
+    request is cancelled.
     """
     template, group, resize = requests
     path, what = flex_group.resize_path(resize), read_request.machine_type(template)
+    machine, nodes = read_request.machine(template), len(resize.body["instances"])
     found = look_up(api, path)
     if found is None:
         for each in (template, group, resize):
             _create(api, each, what)
         found = look_up(api, path)
-    if found is not None and found.get("state") == _ACCEPTED and _waited_s(found) >= flex_group.turn_s(resize):
+    # Google clears it when the request leaves the queue.
+    attempt = queue_errors.last_attempt(found or {})
+    mistake = queue_errors.lasting(what, attempt, machine, nodes)
+    over = mistake is not None or (found is not None and _waited_s(api, found) >= flex_group.turn_s(resize))
+    if found is not None and found.get("state") == _ACCEPTED and over:
         cancel(api, path)
         found = look_up(api, path)
     if found is None:
@@ -61,11 +67,10 @@ def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...
         raise NoCapacity(f"{what}: the flex-start request was withdrawn")
     zone = read_request.zone(resize) or ""
     if is_active(found):
-        raise StillQueued(
-            f"waits in Google's queue for {len(resize.body['instances'])} × {what} in {zone} at once (flex-start)"
-        )
+        waits = f"waits in Google's queue for {nodes} × {what} in {zone} at once (flex-start)"
+        raise StillQueued(waits + queue_errors.said("; when Google last tried:", attempt))
     if found.get("state") != _SUCCEEDED:
-        raise _failure(found, what)
+        raise mistake or _failure(found, what, machine, nodes, attempt)
     return _machines(instances, template, resize, zone)
 
 
@@ -130,18 +135,26 @@ def _not_found(error: NotFound, request: HttpRequest) -> ProviderError:
     return NoCapacity(str(error)) if is_own else as_invalid_request(error)
 
 
-def _waited_s(found: Mapping[str, Any]) -> float:
-    return time.time() - parse_time(found.get("creationTimestamp")).timestamp()
+def _waited_s(api: Api, found: Mapping[str, Any]) -> float:
+    """How long a request has waited, by Google's clock alone."""
+    now = api.now()
+    return (now - (read_time(found.get("creationTimestamp")) or now)).total_seconds()
 
 
-def _failure(found: Mapping[str, Any], what: str) -> ProviderError:
-    """Why no machines came of a request. Google accepted it before it queued it, so that a failure in the queue says
+def _failure(
+    found: Mapping[str, Any], what: str, machine: str, nodes: int, attempt: Mapping[str, Any]
+) -> ProviderError:
+    """Why no machines came of a request. Google accepted it before it queued it, so that most failures in the queue say
     nothing against the request."""
-    error = operation_error(what, {"error": (found.get("status") or {}).get("error")})
+    failed = queue_errors.errors_of(found.get("status"))
+    error = operation_error(what, failed)
     if error is None:
-        return NoCapacity(f"{what}: flex-start found no machines in time")
-    lasting = not isinstance(error, (NotFound, InvalidRequest, Transient, Throttled))
-    return error if lasting or isinstance(error, NoSuchResource) else NoCapacity(str(error))
+        said = queue_errors.said("; when Google last tried:", attempt)
+        return NoCapacity(f"{what}: flex-start found no machines in time{said}")
+    # Google tries a request that failed never again, so that a quota in the way is not waited for.
+    if isinstance(error, (NoCapacity, QuotaExceeded)):
+        return error
+    return queue_errors.lasting(what, failed, machine, nodes) or NoCapacity(str(error))
 
 
 def _machines(instances: StoreInstances, template: HttpRequest, resize: HttpRequest, zone: str) -> tuple[Instance, ...]:

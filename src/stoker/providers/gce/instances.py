@@ -123,10 +123,15 @@ class StoreInstances:
 
 def parse_time(text: object) -> datetime:
     """Parse one of Google's timestamps; the current time where it cannot be parsed."""
+    return read_time(text) or datetime.now(timezone.utc)
+
+
+def read_time(text: object) -> datetime | None:
+    """Parse one of Google's timestamps; None where it cannot be parsed."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).astimezone(timezone.utc)
     except ValueError:
-        return datetime.now(timezone.utc)
+        return None
 
 
 def _instance(owner: Owner, machine: Mapping[str, Any], place: ProjectRegion) -> Instance:

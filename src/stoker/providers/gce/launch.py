@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +23,16 @@ from stoker.model.errors import (
 )
 from stoker.model.offerings import Instance
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import flex_group, group_launch, names, operations, quotas, read_request, reservations
+from stoker.providers.gce import (
+    flex_group,
+    group_launch,
+    names,
+    operations,
+    queue_errors,
+    quotas,
+    read_request,
+    reservations,
+)
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request
 from stoker.providers.gce.instances import QUEUED, StoreInstances, parse_time
@@ -74,11 +82,11 @@ def _create_policy(api: Api, request: HttpRequest) -> None:
 
 def _wait_for_reservation(api: Api, insert: HttpRequest) -> None:
     """Raise NoCapacity while a reservation in calendar mode has not begun, and NoSuchResource once it is over."""
-    now = datetime.now(timezone.utc)
     for name in read_request.reservations(insert) if read_request.is_bound(insert) else ():
-        window = reservations.known_window(api, _place(insert), name)
+        window = reservations.known_window(api, _place(insert), name, read_request.zone(insert))
         if window is None:
             continue
+        now = api.now()
         over = window.problem(name, now)
         if over:
             raise NoSuchResource(f"{reservations.FIELD}: {over}")
@@ -139,22 +147,22 @@ def _completed(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> M
     """Wait for the launch operation to succeed. Its failure is final: under the same request id Google reports the same
     failure again.
 
-    Google accepted a request before it queued it, so that a failure in the queue says nothing against the request.
+    Google accepted a request before it queued it, so that most failures in the queue say nothing against the request.
     """
-    patience_s = _QUEUE_S if read_request.waits_in_queue(insert) else _LAUNCH_S
+    queued = read_request.waits_in_queue(insert)
     try:
-        return operations.wait_until_done(api, operation, read_request.machine_type(insert), patience_s)
+        what, patience_s = read_request.machine_type(insert), _QUEUE_S if queued else _LAUNCH_S
+        return operations.wait_until_done(api, operation, what, patience_s)
     except operations.OperationUnfinished as error:
-        if read_request.waits_in_queue(insert):
+        if queued:
             raise _still_queued(insert) from error
         raise
     except (AlreadyExists, NoSuchResource):
         raise
     except (NotFound, InvalidRequest) as error:
-        refused = as_invalid_request(error)
-        if read_request.waits_in_queue(insert) and not isinstance(refused, NoSuchResource):
+        if queued and not queue_errors.is_lasting(error):
             raise NoCapacity(str(error)) from error
-        raise refused from error
+        raise as_invalid_request(error) from error
     except (Transient, Throttled) as error:
         raise NoCapacity(str(error)) from error
 

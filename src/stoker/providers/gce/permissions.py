@@ -50,8 +50,12 @@ _LAUNCHING = (
     Permission("compute.instanceGroupManagers.create", "the same", ("instanceGroupManagers.insert",)),
     Permission(
         "compute.instanceGroupManagers.update",
-        "the same; withdraw the request",
-        ("instanceGroupManagerResizeRequests.insert", "instanceGroupManagerResizeRequests.cancel"),
+        "the same; withdraw the request; give its machines back",
+        (
+            "instanceGroupManagerResizeRequests.insert",
+            "instanceGroupManagerResizeRequests.cancel",
+            "instanceGroupManagers.deleteInstances",
+        ),
     ),
     Permission(
         "compute.instanceGroupManagers.get", "whether it was granted", ("instanceGroupManagerResizeRequests.get",)
@@ -88,7 +92,11 @@ GOVERNOR: tuple[Permission, ...] = (
         ("instanceGroupManagers.aggregatedList",),
     ),
     Permission("compute.instanceTemplates.list", "their templates", ("regionInstanceTemplates.list",)),
-    Permission("compute.instances.get", "whether a flex-start request was granted", ("instances.get",)),
+    Permission(
+        "compute.instances.get",
+        "whether a flex-start request was granted; which group a machine is in",
+        ("instances.get",),
+    ),
     *_LAUNCHING,
     Permission("cloudscheduler.jobs.enable", "switch its own clock on, where it is deployed"),
     Permission("cloudscheduler.jobs.pause", "switch it off again"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
 
@@ -117,11 +116,11 @@ class _ReservationLookup:
         if not catalog.facts(self.machine).standard:
             return
         try:
-            window = reservations.find_window(api, place, name)
+            window = reservations.find_window(api, place, name, self.zone)
         except ProviderError:
             pass  # Left to the launch.
         else:
-            wrong = reservations.kind_problem(name, window, bound=self.bound, now=datetime.now(timezone.utc))
+            wrong = reservations.kind_problem(name, window, bound=self.bound, now=api.now())
             if wrong:
                 raise NoSuchResource(f"{reservations.FIELD}: {wrong}")
 

@@ -23,6 +23,7 @@ from stoker.providers.base import (
 from stoker.providers.gce import (
     cards,
     catalog,
+    deletion,
     flex_start,
     labels,
     launch,
@@ -37,7 +38,6 @@ from stoker.providers.gce import (
 )
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.errors import ResourceInUse
 from stoker.providers.gce.instances import StoreInstances
 from stoker.providers.gce.places import ProjectRegion, is_id, split_id
 from stoker.providers.offerings import RecentOfferings
@@ -160,15 +160,7 @@ class GceProvider:
 
     def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         """Request the deletion of a machine, by its number: numbers are never reused."""
-        if not is_id(instance):
-            return "gone"
-        try:
-            operation = self._api.send("DELETE", self._path(instance, region), what=instance)
-        except NotFound:
-            return "gone"
-        except ResourceInUse:
-            return "requested"  # Another deletion is in progress.
-        return "gone" if operation.get("status") == "DONE" and not operation.get("error") else "requested"
+        return deletion.delete(self._api, self._path(instance, region), instance) if is_id(instance) else "gone"
 
     # ── For people ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,7 +175,7 @@ class GceProvider:
             raise NotFound(f"{instance} is on its way out")
         scheduling = found.get("scheduling") or {}
         if scheduling.get("provisioningModel") != "SPOT" and not scheduling.get("preemptible"):
-            self._api.send("DELETE", path, what=instance)
+            deletion.delete(self._api, path, instance)
             return (
                 "deleted, without notice: it is no spot machine, so none could be rehearsed; the next attempt follows"
             )
@@ -195,7 +187,7 @@ class GceProvider:
         except NotFound:
             raise
         except (AuthDenied, InvalidRequest) as error:
-            self._api.send("DELETE", path, what=instance)
+            deletion.delete(self._api, path, instance)
             return f"deleted, since no maintenance could be simulated: {error}"
         notice_s = int((scheduling.get("preemptionNoticeDuration") or {}).get("seconds") or _DEFAULT_NOTICE_S)
         notice = f"Google's notice is {notice_s} s, as the machine was launched with, and --grace is not used"

@@ -120,21 +120,34 @@ def find(api: Api, place: ProjectRegion, name: str) -> tuple[GceReservation, ...
     return found
 
 
-def find_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | None:
+def find_window(api: Api, place: ProjectRegion, name: str, zone: str | None = None) -> CalendarWindow | None:
     """The time in which the reservation has machines; None for one that is not of calendar mode.
+
+    `zone`: that of the reservation, since another zone may have one of the same name. Without it, the first to have
+    machines counts. One call: see `find_windows`.
+    """
+    found = find_windows(api, place, name)
+    if zone is not None:
+        return found.get(zone)
+    return min(found.values(), key=partial(_by_next_use, api.now()), default=None)
+
+
+def find_windows(api: Api, place: ProjectRegion, name: str) -> dict[str, CalendarWindow]:
+    """The times in which the reservations of this name have machines, by zone: those of calendar mode alone.
 
     One call: a reservation itself does not say what it is of. Raises Transient where a zone gives no answer.
     """
     project, own = _project_and_name(place, name)
     listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/futureReservations", "futureReservations")
-    found: list[CalendarWindow] = []
-    for _, each in listed.within(place.region).items:
+    found: dict[str, list[CalendarWindow]] = {}
+    for zone, each in listed.within(place.region).items:
         status = each.get("status") or {}
         made = {str(link).rpartition("/")[2] for link in status.get("autoCreatedReservations") or ()}
         if each.get("reservationMode") == "CALENDAR" and own in {each.get("reservationName"), *made}:
             window = _window(each.get("timeWindow") or {}, str(status.get("procurementStatus") or ""))
-            found += [window] if window is not None else []
-    return min(found, key=partial(_by_next_use, datetime.now(timezone.utc)), default=None)
+            if window is not None:
+                found.setdefault(zone, []).append(window)
+    return {zone: min(windows, key=partial(_by_next_use, api.now())) for zone, windows in found.items()}
 
 
 def _by_next_use(now: datetime, window: CalendarWindow) -> tuple[bool, bool, datetime]:
@@ -144,10 +157,10 @@ def _by_next_use(now: datetime, window: CalendarWindow) -> tuple[bool, bool, dat
     return window.state in _NEVER, over, window.starts_at
 
 
-def known_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | None:
+def known_window(api: Api, place: ProjectRegion, name: str, zone: str | None) -> CalendarWindow | None:
     """The same as `find_window`; None also where that cannot be looked up, so that Google decides."""
     try:
-        return find_window(api, place, name)
+        return find_window(api, place, name, zone)
     except ProviderError:
         return None
 
@@ -188,17 +201,19 @@ def usable_offerings(
     name = named(resources)
     if name is None:
         return offered
-    usable, window = offered, None
+    usable: tuple[Offering, ...] = offered
+    windows: dict[str, CalendarWindow] = {}
     try:
         usable = narrowed(offered, find(api, place, name))
-        window = find_window(api, place, name)
+        windows = find_windows(api, place, name)
     except ProviderError as error:
         if isinstance(error, (Throttled, Transient)) and (is_calendar(resources) or _any_bound(offered)):
             raise
-    if window is None:
-        return usable
-    known = Reservation(name, window.starts_at, window.ends_at, ends_machines_at=window.ends_at)
-    return tuple(each if each.spot else replace(each, reservation=known) for each in usable)
+    known = {
+        zone: Reservation(name, window.starts_at, window.ends_at, ends_machines_at=window.ends_at)
+        for zone, window in windows.items()
+    }
+    return tuple(each if each.spot else replace(each, reservation=known.get(each.zone)) for each in usable)
 
 
 def _any_bound(offered: Iterable[Offering]) -> bool:

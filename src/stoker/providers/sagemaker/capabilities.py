@@ -14,6 +14,9 @@ CAPABILITIES = Capabilities(
     # SageMaker searches for machines for a long time before it reports that there are none, and then pulls the image.
     boot_timeout_s=3600.0,
     silence_s=180.0,
+    # A training job that is stopped in the second in which its container ends is shown as stopped, not as completed or
+    # failed.
+    self_end_s=60.0,
     honours=CLOUD_FIELDS
     | AWS_SECRETS
     | {
