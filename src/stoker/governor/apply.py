@@ -188,7 +188,6 @@ class Applier:
         claim = state.claim(number) if state is not None else None
         if state is not None and claim is not None and claim.open and claim.launched is None:
             self._close(state, claim, "abandoned", held.rule, held.reason, restart=True)
-            applied.moved.add(job)
             budget_guard.count_claim(job)
         return True
 
@@ -231,7 +230,6 @@ class Applier:
         # After the log was read, and before any money is spent: a log that was deleted in part looks like an old one.
         if self._was_removed(job):
             return
-        self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
         order = self._order(state, claim)
         self._record_place(claim)
@@ -318,10 +316,10 @@ class Applier:
     def _give_back_unnamed(self, job: str, number: int, instances: tuple[Instance, ...]) -> None:
         """Terminate machines that were launched too late, or beside those of another governor: once the job is over, no
         pass may list them."""
-        newest = self.memory.states[job].claim(number)
-        if newest is None or (newest.open and newest.launched is None):
-            return
-        held = hold_of(self.memory.states[job], self.memory.submissions[job].spec)
+        state = self.memory.states[job]
+        newest = state.claim(number)
+        assert newest is not None, "a log is only ever continued"
+        held = hold_of(state, self.memory.submissions[job].spec)
         # The other governor's machines may have failed meanwhile and be held for debugging: the sweep ends them later.
         named = newest.open or (held is not None and held.claim == number)
         in_log = {node.instance for node in newest.launched or ()} if named else set()
