@@ -24,6 +24,7 @@ from stoker.model.errors import (
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, ResumeAsked, StopAsked
 from stoker.model.offerings import Leftover, Offering
+from stoker.model.spec import Retry
 from stoker.model.submission import Submission
 from stoker.store import job_log
 from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
@@ -71,11 +72,17 @@ def test_after_a_lost_race_the_rest_of_that_job_is_dropped_and_other_jobs_go_on(
 def test_markers_that_came_since_are_left_and_hide_no_others(world: ScriptedWorld) -> None:
     ended = Ended("failed", "user-error", None)
     state = world.submit(A, ended, ResumeAsked("jane"), ended)
-    key_list = [keys.active(A, number) for number in (1, 2, 3)]
+    key_list = [keys.active(A, number) for number in (1, 2, 3, 4)]
     for key in key_list:
         world.store.put(key, b"")
-    world.applier()._unmark(A, (1, 3), state)
+    world.applier()._unmark(A, (1, 3, 4), state)
     assert [meta.key for meta in world.store.list(keys.ACTIVE)] == [key_list[1]]
+
+
+def test_a_marker_stays_until_the_log_holds_the_end_of_its_opening(world: ScriptedWorld) -> None:
+    world.submit(A)
+    apply(world, Unmark(A, (1,), "by an older plan"))
+    assert world.store.holds(keys.active(A, 1))
 
 
 def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) -> None:
@@ -284,6 +291,26 @@ def test_machines_that_a_rival_named_stay_and_others_of_the_same_claim_go(
     assert world.cloud.called("terminate") == ["i-a-aaaa-2-1"]
 
 
+@pytest.mark.parametrize(("hold_s", "given_back"), [(600.0, ["i-a-aaaa-2-1"]), (0.0, ["i-a-aaaa-2-0", "i-a-aaaa-2-1"])])
+def test_machines_that_failed_at_a_rival_meanwhile_are_given_back_unless_they_are_held(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, hold_s: float, given_back: list[str]
+) -> None:
+    launch = world.cloud.launch
+    named = Launched(2, (replace(nodes(2)[0], instance="i-a-aaaa-2-0"),))
+    failed = Ended("failed", "user-error", 2, closing=Closed(2, "failed", "user-error", exit_code=1))
+
+    def late(requests: tuple[object, ...]) -> object:
+        made = launch(requests)
+        for seq, event in ((3, named), (4, failed)):
+            assert job_log.append(world.store, A, seq, Record(job_log.new_token(), "rival", "meanwhile", event))
+        return made
+
+    monkeypatch.setattr(world.cloud, "launch", late)
+    world.submit(A, Claimed(SPOT_A, 2), spec=replace(make_spec(2), retry=Retry(hold_on_failure_s=hold_s)))
+    apply(world, Launch(A, 2, "launch"))
+    assert world.cloud.called("terminate") == given_back
+
+
 def test_what_is_gone_already_is_not_given_back(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = world.cloud.launch
 
@@ -352,10 +379,11 @@ def test_a_job_is_not_forgotten_while_something_of_it_is_left(world: ScriptedWor
 
 
 def test_a_plan_that_is_not_fresh_any_more_is_not_gone_on_with(world: ScriptedWorld) -> None:
-    fresh = iter([True, False])
-    actions = (Terminate(A, "i-1", "sim", "orphan"), Terminate(A, "i-2", "sim", "orphan"))
+    fresh = iter([True, False, True])
+    actions = tuple(Terminate(A, machine, "sim", "orphan") for machine in ("i-1", "i-2", "i-3"))
     applied = world.applier().apply(Plan(actions), None, lambda: next(fresh))
     assert applied.stale and world.cloud.called("terminate") == ["i-1"]
+    assert not apply(world, *actions).stale, "a plan that was carried out whole was fresh"
 
 
 def test_a_provider_that_is_not_installed_is_not_taken_for_a_paid_one(
@@ -431,6 +459,8 @@ def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWor
 def test_a_claim_of_another_governor_is_left_to_it_where_the_money_is_too_little(world: ScriptedWorld) -> None:
     world.submit(A, Claimed(SPOT_A, 1))
     budget_guard = Money(yielding={A: LaunchDenied("policy money", "too little is left")})
-    applied = world.applier().apply(Plan((Launch(A, 2, "launch"),)), budget_guard)
+    actions = (Launch(A, 2, "launch"), Unmark(A, (1,), "after it"))
+    applied = world.applier().apply(Plan(actions), budget_guard)
     assert last_claim(world).open and world.cloud.called("launch") == []
+    assert world.store.holds(keys.active(A, 1)), "the rest of the job's plan is dropped"
     assert applied.waiting == {A: "too little is left"} and applied.moved == set() and budget_guard.told == []

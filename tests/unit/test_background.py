@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,7 @@ def test_one_governor_is_started_while_one_holds_the_lock(store: Store, spawned:
     assert len(spawned) == 3
     for handle in spawned[1:]:
         os.close(handle)
+    assert stat.S_IMODE(background.files_for(store.url)[0].stat().st_mode) == 0o600, "no other user can hold it"
 
 
 class Governed:

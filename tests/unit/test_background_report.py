@@ -80,6 +80,7 @@ def test_a_governor_that_says_nothing_is_not_known_to_run(
 ) -> None:
     monkeypatch.setattr(background, "REPORTS_WITHIN_S", 0.2)
     program(tmp_path, monkeypatch, "exec sleep 5")
+    background.files_for(store.url)[0].write_text("ok\n")  # By one that was killed.
     for _ in range(2):
         # The second caller finds the lock taken.
         with pytest.raises(StokerError, match="no governor is known to run"):

@@ -212,9 +212,13 @@ def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store)
     applier, cloud = stalled(store, job)
     end(store, job)
     client.remove(job, store)
+    for late in (keys.active(job, 1), f"{keys.index_prefix(job)}2"):
+        store.put(late, b"")
     plan = Plan((Append(job, 2, Claimed(SPOT_A, 1), "first"), Launch(job, 2, "first")))
     applied = applier.apply(plan)
     assert cloud.sold == [] and not applied.done
+    assert active_jobs(store) == {} and below(store, keys.index_prefix(job)) == {}, "what landed late is deleted"
+    assert job not in applier.memory.states, "its number may be another job's one day"
     assert job_log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
     assert delete.finish_removals(store) == [job] and below(store, keys.log_prefix(job)) == {}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_background import Governed, held_lock, open_job
 
+from stoker.core.place_capacity import UNDECIDED
 from stoker.core.snapshot import Unmark
 from stoker.governor import background
 from stoker.governor.background import GovernorChoice as Result
@@ -149,6 +150,29 @@ def test_a_provider_that_is_not_installed_may_run_here(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(background.registry, "capabilities", unknown)
     assert background._needs_local_governor(make_spec())
+
+
+@pytest.mark.parametrize(
+    ("waits", "at_once", "passes"),
+    [(UNDECIDED, True, [{"a-aaaa"}, None]), ("no capacity", True, [{"a-aaaa"}]), (UNDECIDED, False, [])],
+)
+def test_a_command_is_acted_on_at_once_and_with_all_jobs_in_view_where_their_order_matters(
+    store: Store,
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    waits: str,
+    at_once: bool,
+    passes: list[set[str] | None],
+) -> None:
+    made: list[set[str] | None] = []
+
+    def run_pass(_: object, only: set[str] | None = None) -> Pass:
+        made.append(only)
+        return done(1, waiting={"a-aaaa": waits})
+
+    monkeypatch.setattr(background.Governor, "run_pass", run_pass)
+    assert background.ensure_governed(store, ["a-aaaa"], at_once=at_once) == Result()
+    assert made == passes and started == [store.url]
 
 
 # ── Starting one ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -187,7 +187,6 @@ class Applier:
         claim = state.claim(number) if state is not None else None
         if state is not None and claim is not None and claim.open and claim.launched is None:
             self._close(state, claim, "abandoned", held.rule, held.reason, restart=True)
-            applied.moved.add(job)
             budget_guard.count_claim(job)
         return True
 
@@ -230,7 +229,6 @@ class Applier:
         # After the log was read, and before any money is spent: a log that was deleted in part looks like an old one.
         if self._was_removed(job):
             return
-        self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
         order = self._order(state, claim)
         self._record_place(claim)
