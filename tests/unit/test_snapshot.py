@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from checkpoint_world import JOB, memory_store, write
 from stoker.agent.checkpoints import folder_snapshot
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import Signature, copy_stable, pinned_path, scan, signature_of
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -146,6 +149,7 @@ class Sending:
         self.folder.mkdir()
         self.later_ns = 10_000_000_000
         self.keys: list[str] = []
+        self.before_put: Callable[[], None] = lambda: None
         self.now_s = 50.0
         self.sender = BlobSender(
             memory.client(self.faults),
@@ -163,6 +167,7 @@ class Sending:
         if method == "put_file":
             self.keys.append(key)
             self.now_s += 2.0
+            self.before_put()
         return None
 
     def outgoing(self, *, copied_ns: int | None = None) -> list[OutgoingFile]:
@@ -215,8 +220,26 @@ def test_a_file_that_is_not_what_was_scanned_is_not_sent(sending: Sending) -> No
     (sending.folder / "a").unlink()
     with pytest.raises(FileUnstable):
         sending.sender.send(stale)
+    write(sending.folder / "step-1/a", "1")
+    stale = sending.outgoing()
+    (sending.folder / "step-1/a").unlink()
+    (sending.folder / "step-1").rmdir()
+    write(sending.folder / "step-1", "a file in the place of the folder")
+    with pytest.raises(FileUnstable):
+        sending.sender.send(stale)
     assert sending.keys == []
     assert sending.sender.bytes_left == 0
+
+
+def test_a_file_that_is_written_while_it_is_sent_is_not_taken_for_what_was_scanned(sending: Sending) -> None:
+    write(sending.folder / "a", "1")
+    outgoing = sending.outgoing()
+    sending.before_put = lambda: write(sending.folder / "a", "2")
+    with pytest.raises(FileUnstable, match="a"):
+        sending.sender.send(outgoing)
+    sending.before_put = lambda: None
+    sent = sending.send()["a"]
+    assert sent.digest == hashlib.sha256(b"2").hexdigest()
 
 
 def test_a_copy_that_has_another_size_is_not_the_file(sending: Sending, tmp_path: Path) -> None:
@@ -237,6 +260,29 @@ def test_how_fast_the_store_is_shows_in_what_was_sent_last(sending: Sending) -> 
     sending.send()
     assert sending.sender.bytes_per_s == 2.0, "nothing was sent"
     assert sending.sender.bytes_moved == 4
+    write(sending.folder / "b", "123456")
+    sending.send()
+    assert sending.sender.bytes_per_s == 3.0, "what was sent before does not count"
+
+
+def test_a_restored_file_is_not_read_again(sending: Sending) -> None:
+    write(sending.folder / "a", "1")
+    (file,) = scan(sending.folder).values()
+    restored = BlobRef("a", "d" * 64, 1, upload="u" * 16)
+    assert not sending.sender.has(file)
+    sending.sender.remember(file.signature, restored)
+    assert sending.sender.has(file) and sending.sender.bytes_to_send([file]) == 0
+    sent = sending.send()["a"]
+    assert (sent.digest, sent.upload) == (restored.digest, restored.upload)
+    assert sending.keys == []
+
+
+def test_nothing_is_sent_of_a_save_with_a_file_that_no_checkpoint_can_hold(sending: Sending) -> None:
+    write(sending.folder / "a", "1")
+    write(sending.folder / os.fsdecode(b"latin1-\xe9"), "1")
+    with pytest.raises(FileUnreadable, match="its name is not UTF-8"):
+        sending.send()
+    assert sending.keys == []
 
 
 def test_blobs_come_in_the_order_of_their_age(sending: Sending) -> None:

@@ -65,7 +65,7 @@ class _KnownUploads:
         self._durable: dict[str, str] = {}
         # Digests that some thread is sending now.
         self._sending: dict[str, threading.Event] = {}
-        # The names of all uploads that this agent sent, tried to send, or restored.
+        # The names of all uploads that this agent sent or tried to send.
         self._names: set[str] = set()
 
     @property
@@ -84,7 +84,6 @@ class _KnownUploads:
         """Record an upload that is in the store for certain."""
         with self._lock:
             self._durable[digest] = upload
-        self._names.add(_name(digest, upload))
 
     def forget(self, names: Collection[str]) -> None:
         self._durable = {
@@ -160,7 +159,7 @@ class BlobSender:
 
     @property
     def names(self) -> frozenset[str]:
-        """The objects that may be in the store because of this agent, or that it restored."""
+        """The objects that may be in the store because of this agent."""
         return self._uploads.names
 
     def forget_blobs(self, names: Collection[str]) -> None:
@@ -245,7 +244,6 @@ class BlobSender:
         if file.link is not None:
             return self._send_link(file.link)
         begun_ns = self._wall_ns() if one.copied_ns is None else one.copied_ns
-        self._check(one)
         try:
             with naming_unreadable(file.path):
                 if one.copied_ns is None:
@@ -253,19 +251,15 @@ class BlobSender:
                         digest, upload, size = self._put(pinned)
                 else:
                     digest, upload, size = self._put(one.source)
-        except (FileNotFoundError, FileChanged):
+        except (FileNotFoundError, NotADirectoryError, FileChanged):
             raise FileUnstable(file.path) from None
-        self._check(one)
-        if size != file.size:
+        written_since = one.copied_ns is None and signature_of(one.source, file) != file.signature
+        if written_since or size != file.size:
             raise FileUnstable(file.path)
         with self._lock:
             if file.signature.newest_ns + RACY_NS <= begun_ns:
                 self._digests[file.signature] = digest
         return digest, upload
-
-    def _check(self, one: OutgoingFile) -> None:
-        if one.copied_ns is None and signature_of(one.source, one.file) != one.file.signature:
-            raise FileUnstable(one.file.path)
 
     def _send_link(self, link: str) -> tuple[str, str]:
         data = link.encode()

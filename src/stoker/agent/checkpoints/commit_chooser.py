@@ -44,7 +44,7 @@ class CommitChooser:
         watch: FolderWatch,
         *,
         settle_s: float,
-        busy_s: float = BUSY_S,
+        busy_s: float,
         monotonic: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
