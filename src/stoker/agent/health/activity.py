@@ -335,12 +335,13 @@ class _Level:
 
     def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
         """Add one more; return the period that it completed, or None."""
-        self.newest = values
-        self._open.append(values)
-        if len(self._open) < self.count:
-            return None
-        made = [_mean([each[device] for each in self._open]) for device in range(len(values))]
-        self._open.clear()
+        self.newest = made = values
+        if self.count > 1:
+            self._open.append(values)
+            if len(self._open) < self.count:
+                return None
+            made = [_mean([each[device] for each in self._open]) for device in range(len(values))]
+            self._open.clear()
         self._made = self._made or [bytearray() for _ in made]
         for kept, mean in zip(self._made, made, strict=True):
             kept.append(to_byte(mean))
