@@ -41,12 +41,18 @@ $(VENV)/.lint: $(BIN)/stoker constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
 	@touch $@
 
+# Compile the tests once after a checkout, and not once in each worker.
+$(VENV)/.compiled: $(VENV)/.test $(wildcard tests/*/test_*.py)
+	@if [ $(words $?) -gt 50 ]; then echo $(filter %.py,$?) | \
+	  xargs -n 150 -P 2 $(ISOLATED) $(BIN)/python -m pytest -qq --collect-only >/dev/null 2>&1 || true; fi
+	@touch $@
+
 setup: $(BIN)/stoker
 
 demo: $(BIN)/stoker
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(if $(TESTS),,$(VENV)/.compiled)
 	@sh scripts/need-machines.sh $(BIN)/python
 	@sh scripts/need-sagemaker.sh $(BIN)/python
 	@sh scripts/need-rie.sh $(BIN)/python

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,18 @@ from tests.support.gce import GceCloud, gce_cloud  # noqa: E402
 from tests.support.gcs import GcsServer, gcs_server  # noqa: E402
 from tests.support.sagemaker import SageMakerCloud, sagemaker_cloud  # noqa: E402
 from tests.support.servers import S3Server, s3_server  # noqa: E402
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among the tests and modules, which live as long as this process: not while they are
+    collected, and not later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

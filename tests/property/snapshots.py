@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
-from hypothesis import assume
 from hypothesis import strategies as st
 
 from stoker.core.market import MarketHistory, MarketObservation
@@ -112,8 +111,21 @@ def events(draw: st.DrawFn, state: JobState, nodes: int) -> Event:
             return Suspected(claim=claim.number, rank=draw(st.integers(0, nodes - 1)), etag=draw(ETAGS))
 
 
+def end_of(draw: st.DrawFn, state: JobState, nodes: int) -> Event:
+    """What may stand next in this log and brings its job nearer to its end, or ends it."""
+    launched = [claim for claim in state.open_claims if claim.launched is not None]
+    if not state.open_claims:
+        return Ended(outcome=draw(st.sampled_from(["failed", "stopped"])), rule="max_wait")
+    if not launched:
+        number = draw(st.sampled_from(state.open_claims)).number
+        return Launched(number, tuple(NodeRef(r, instance_id(number, r)) for r in range(nodes)))
+    rule, claim = draw(st.sampled_from(["any", "user-error"])), draw(st.sampled_from(launched))
+    return Ended(outcome="failed", rule=rule, claim=claim.number, closing=draw(closes(claim.number)))
+
+
 @st.composite
-def states(draw: st.DrawFn, nodes: int, job: str = "job-1") -> JobState:
+def states(draw: st.DrawFn, nodes: int, job: str = "job-1", last: Literal["any", "stop", "end"] = "any") -> JobState:
+    """`last`: a job that was asked to stop or has ended; one that has ended, by a protocol that is known."""
     moment = 0.0
     state = fold(job, [Entry(1, at(0), "submitted", Submitted(spec_digest="0" * 64, submitter="jane"))])
     assert state is not None
@@ -122,7 +134,12 @@ def states(draw: st.DrawFn, nodes: int, job: str = "job-1") -> JobState:
         entry = Entry(state.seq + 1, at(moment), "because", draw(events(state, nodes)))
         state = fold(job, [entry], state)
         assert state is not None
-    if draw(st.integers(0, 30)) == 30:
+    while last != "any" and state.ended is None and (last == "end" or state.stop is None):
+        moment += draw(st.sampled_from([1.0, 10.0, 100.0]))
+        event = end_of(draw, state, nodes) if last == "end" else StopAsked(by="jane")
+        state = fold(job, [Entry(state.seq + 1, at(moment), "because", event)], state)
+        assert state is not None
+    if last != "end" and draw(st.integers(0, 30)) == 30:
         newer = Entry(state.seq + 1, at(moment), "?", Opaque(name="new"), min_version=99)
         state = fold(job, [newer], state)
         assert state is not None
@@ -220,13 +237,10 @@ def markets(draw: st.DrawFn) -> MarketHistory:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, job: str = "job-1", *, ended: bool = False) -> JobSnapshot:
-    """`ended`: of a job that has ended, and whose machines are known."""
+def snapshots(draw: st.DrawFn, job: str = "job-1", *, last: Literal["any", "stop", "end"] = "any") -> JobSnapshot:
+    """`last`: see `states`. The machines of a job that has to have ended are known."""
     nodes = draw(st.sampled_from([1, 1, 2, 3]))
-    state = draw(states(nodes, job))
-    if ended:
-        # Rejected before the rest is drawn, which takes most of the time.
-        assume(state.ended is not None and state.min_version == 1)
+    state = draw(states(nodes, job, last))
     named = [node.instance for claim in state.claims for node in claim.launched or ()]
     conditions = st.sampled_from(["pending", "running", "stopping", "gone", "gone"])
     told = {name: draw(conditions) for name in named if draw(st.integers(0, 4))}
@@ -248,7 +262,7 @@ def snapshots(draw: st.DrawFn, job: str = "job-1", *, ended: bool = False) -> Jo
         spec=replace(spec, retry=replace(spec.retry, hold_on_failure_s=held_s, spot_wait_s=wait_s)),
         capabilities=CAPABILITIES,
         facts=facts,
-        instances=Known(draw(listings(state, nodes))) if ended else draw(known_or_not(listings(state, nodes))),
+        instances=Known(draw(listings(state, nodes))) if last == "end" else draw(known_or_not(listings(state, nodes))),
         states=draw(known_or_not(st.just(told))),
         offerings=draw(st.one_of(offers, offers, st.none())),
         market=draw(markets()),

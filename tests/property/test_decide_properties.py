@@ -27,13 +27,11 @@ from tests.support.sim_data import at
 
 pytestmark = pytest.mark.slow
 
-settings.register_profile(
-    "stoker",
+SEARCH = settings(
     max_examples=250,
     deadline=None,  # The machine may be busy; nothing here is about time.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-settings.load_profile("stoker")
 
 AGES = MOMENTS
 
@@ -67,16 +65,18 @@ def _irreversible(actions: list[Action] | tuple[Action, ...]) -> set[tuple[objec
     return found
 
 
-@given(snapshots(), AGES, st.booleans())
+@SEARCH
+@given(snapshots(last="stop"), AGES, st.booleans())
 def test_a_stopped_or_ended_job_never_launches_or_claims(
     job: JobSnapshot, age_s: float, silence_inconclusive: bool
 ) -> None:
-    assume(job.state.stop is not None or job.state.ended is not None)
+    assert job.state.stop is not None or job.state.ended is not None
     plan, _ = _plan(job, age_s, silence_inconclusive)
     assert not any(isinstance(action, Launch) for action in plan.actions)
     assert not any(isinstance(event, Claimed) for event in _appended(plan.actions))
 
 
+@SEARCH
 @given(snapshots(), AGES, st.booleans())
 def test_at_most_one_entry_and_it_is_the_next(job: JobSnapshot, age_s: float, silence_inconclusive: bool) -> None:
     plan, _ = _plan(job, age_s, silence_inconclusive)
@@ -91,12 +91,14 @@ def test_at_most_one_entry_and_it_is_the_next(job: JobSnapshot, age_s: float, si
         assert new or (claim is not None and claim.open and claim.launched is None)
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_a_newer_protocol_is_left_alone(job: JobSnapshot, age_s: float) -> None:
     plan, _ = _plan(replace(job, state=replace(job.state, min_version=99)), age_s)
     assert plan.actions == ()
 
 
+@SEARCH
 @given(snapshots(), AGES, st.booleans())
 def test_closing_rests_on_facts_that_cannot_reverse(job: JobSnapshot, age_s: float, silence_inconclusive: bool) -> None:
     plan, now = _plan(job, age_s, silence_inconclusive)
@@ -125,6 +127,7 @@ def _assert_over(job: JobSnapshot, claim: Claim, rank: int) -> None:
     assert facts.exit.value is not None or gone
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_the_end_leaves_nobody_training(job: JobSnapshot, age_s: float) -> None:
     """An end closes every open claim: so none of the others may be allowed to train at that moment."""
@@ -146,6 +149,7 @@ def test_the_end_leaves_nobody_training(job: JobSnapshot, age_s: float) -> None:
                 assert not all(e and e.outcome == "interrupted" and e.why in gate.RELEASING for e in exits)
 
 
+@SEARCH
 @given(snapshots(), AGES, st.booleans())
 def test_nobody_is_terminated_without_a_positive_reason(
     job: JobSnapshot, age_s: float, silence_inconclusive: bool
@@ -191,8 +195,8 @@ def _assert_nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) ->
         assert instance.id not in [node.instance for node in claim.launched]
 
 
-@settings(max_examples=500)
-@given(snapshots(ended=True), AGES)
+@settings(SEARCH, max_examples=500)
+@given(snapshots(last="end"), AGES)
 def test_an_ended_job_keeps_no_machine_but_a_held_one(job: JobSnapshot, age_s: float) -> None:
     """Held are only machines that the log names, of the attempt by whose own failure the job ended, for their time."""
     plan, now = _plan(job, age_s)
@@ -209,6 +213,7 @@ def test_an_ended_job_keeps_no_machine_but_a_held_one(job: JobSnapshot, age_s: f
         assert (now - claim.closed_at).total_seconds() < job.spec.retry.hold_on_failure_s + LEAVE_S
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_new_claims_rest_on_what_is_known(job: JobSnapshot, age_s: float) -> None:
     plan, _ = _plan(job, age_s)
@@ -241,7 +246,7 @@ def _blinded(job: JobSnapshot, part: int) -> tuple[JobSnapshot, int | None] | No
     return choices[part % len(choices)]
 
 
-@settings(max_examples=500)
+@settings(SEARCH, max_examples=500)
 @given(snapshots(), AGES, st.integers(0, 1000))
 def test_knowing_less_never_does_more(job: JobSnapshot, age_s: float, part: int) -> None:
     """Monotonicity. Make one known part unknown; then whatever irreversible is done is something that the seeing
@@ -295,6 +300,7 @@ def _claim_of(what: tuple[object, ...]) -> int:
     return int(str(what[1]).split("-")[1]) if what[0] == "terminate" else int(str(what[1]))
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_what_nobody_answered_changes_nothing(job: JobSnapshot, age_s: float) -> None:
     """All of it unknown: only what the log alone demands is left."""
@@ -322,6 +328,7 @@ def test_what_nobody_answered_changes_nothing(job: JobSnapshot, age_s: float) ->
     )
 
 
+@SEARCH
 @given(st.lists(st.sampled_from(["a", "b", "c"]), unique=True), st.data(), AGES, st.randoms(use_true_random=False))
 def test_the_order_of_things_does_not_matter(
     names: list[str], data: st.DataObject, age_s: float, shuffler: random.Random
@@ -350,6 +357,7 @@ def _shuffled(job: JobSnapshot, shuffler: random.Random) -> JobSnapshot:
     return replace(job, instances=instances, states=states, facts=facts)  # type: ignore[arg-type]
 
 
+@SEARCH
 @given(st.lists(st.integers(0, 500), unique=True, max_size=4), AGES, st.booleans())
 def test_strays_are_spared_while_newborn(born: list[int], age_s: float, listed: bool) -> None:
     strays = tuple(Instance(f"s-{n}", "sim", "job-x", 2, 0, "running", at(n)) for n in born)
@@ -359,6 +367,7 @@ def test_strays_are_spared_while_newborn(born: list[int], age_s: float, listed: 
     assert ended == {i.id for i in strays if listed and now - i.created_at >= timedelta(seconds=60)}
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_a_plan_that_is_carried_out_comes_to_rest(job: JobSnapshot, age_s: float) -> None:
     now = job.state.updated_at + timedelta(seconds=age_s)
@@ -366,6 +375,7 @@ def test_a_plan_that_is_carried_out_comes_to_rest(job: JobSnapshot, age_s: float
     assert decide_job(settled, DEFAULT, now).actions == ()
 
 
+@SEARCH
 @given(snapshots(), AGES, st.sampled_from(["succeeded", "interrupted", "failed"]), st.booleans())
 def test_every_job_ends_when_everybody_answers(job: JobSnapshot, age_s: float, outcome: str, vanish: bool) -> None:
     """From anything that was seen: the machines leave in one way or another, and the job ends and is forgotten."""
@@ -393,6 +403,7 @@ def test_every_job_ends_when_everybody_answers(job: JobSnapshot, age_s: float, o
     pytest.fail(f"still not over: {decide_job(job, DEFAULT, now)}")
 
 
+@SEARCH
 @given(snapshots(), AGES)
 def test_bounds_hold(job: JobSnapshot, age_s: float) -> None:
     """A plan never claims when a bound is reached, nor counts more user errors than were allowed."""
@@ -421,6 +432,7 @@ def _waited_s(job: JobSnapshot, now: datetime) -> float:
     return (now - max(moments)).total_seconds()
 
 
+@SEARCH
 @given(st.lists(snapshots(), max_size=3), AGES)
 def test_decide_never_raises(jobs: list[JobSnapshot], age_s: float) -> None:
     jobs = [replace(job, state=replace(job.state, job=f"job-{n}")) for n, job in enumerate(jobs)]

@@ -229,12 +229,23 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     a_removal_is_not_in_the_log: "counts as removed",
 }
 
+# The first seed that notices, of those that few do. It is tried first; if its story has changed, all others follow.
+NOTICED_BY: dict[Callable[[Patch], None], int] = {
+    older_claims_do_not_matter: 62,
+    stopping_is_gone: 168,
+    a_newer_claim_ends_the_older: 35,
+    a_broken_gang_goes_on: 102,
+    facts_are_read_before_the_machines: 47,
+    nobody_looks_for_tombstones: 211,
+    a_removal_is_not_in_the_log: 853,
+}
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_rule_that_is_left_out_is_missed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     seen: list[str] = []
-    for seed in range(MOST_SEEDS):
+    for seed in (NOTICED_BY.get(mutant, 0), *range(MOST_SEEDS)):
         violation = sim.simulate(seed).violation
         if violation is not None:
             # A missing rule may break more than one promise; one of them is the one that it is there for.

@@ -98,6 +98,8 @@ class World:
     # When a governor last finished a pass, and how long that ever took.
     passed_s: float = 0.0
     ungoverned_s: float = 0.0
+    # The changes of the store that `sync` has seen.
+    synced: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.checks = Checks(self)
@@ -215,6 +217,9 @@ class World:
 
     def sync(self) -> None:
         """Carry the truth on over what was appended, and hold it against what runs."""
+        changes = self.store.changes
+        if changes == self.synced:
+            return
         for job in self.jobs.values():
             self.remover.notice(job)
             while job.removed_at_s is None:
@@ -228,6 +233,7 @@ class World:
                 job.state = fold(job.name, [entry], job.state)
                 self.note(f"{job.name} #{seq} {entry.event.kind}: {entry.reason} [{entry.by}]")
                 self.checks.logged(job)
+        self.synced = changes
 
     def boot(self, machine: Machine) -> None:
         if machine.job not in self.jobs:

@@ -18,7 +18,9 @@ from typing import cast
 from stoker.maintenance.delete import collect_shared, remove_job
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
+from stoker.model.job_state import JobState
 from stoker.model.log_entries import Ended, Record
+from stoker.model.submission import Code
 from stoker.store import job_index, job_log
 from stoker.store.find_job import all_jobs
 from stoker.submit.pack_code import PackedCode
@@ -63,6 +65,7 @@ class CollectionWorld:
         self.depth = 0
         self.acts = 0
         self._checked: object = None
+        self._codes: dict[tuple[str, str, str], Code | None] = {}
         self.trace: list[str] = []
 
     def run(self) -> None:
@@ -157,7 +160,7 @@ class CollectionWorld:
         self._checked = there
         for job in self._jobs():
             state = job_log.read(self.store, job)
-            code = job_index.read_submission(self.store, state).code if state is not None else None
+            code = self._code(state) if state is not None else None
             if code is None:
                 continue
             found = self.store.get(keys.code(keys.shared_name(code.digest, code.generation)))
@@ -165,6 +168,16 @@ class CollectionWorld:
                 raise Violation(f"{job} is submitted, and its code is gone")
             if hashlib.sha256(found.data).hexdigest() != code.digest:
                 raise Violation(f"{job} is submitted, and its code is not what was submitted")
+
+    def _code(self, state: JobState) -> Code | None:
+        """The code that a job names. Each version of a spec is read once for each digest in a log."""
+        spec = self.store.head(keys.spec(state.job))
+        if spec is None:
+            return job_index.read_submission(self.store, state).code  # Raises what a governor would.
+        version = (spec.key, spec.etag, state.spec_digest)
+        if version not in self._codes:
+            self._codes[version] = job_index.read_submission(self.store, state).code
+        return self._codes[version]
 
 
 def simulate_collection(seed: int) -> tuple[str | None, list[str]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,40 +48,43 @@ def nested() -> bytes:
     )
 
 
-PICKLES = {
-    "a reference of nested tuples": nested() + b"Q.",
-    "a key of nested tuples": nested() + b"}h" + bytes([_DEEP]) + b"K\x01s.",
-    "a storage of nested tuples": b"\x80\x02(X\x07\0\0\0storage" + nested()[2:] + b"X\x01\0\0\0ah\x00h\x00tQ.",
-    "a set of nested tuples": nested() + b"\x8f(h" + bytes([_DEEP]) + b"\x90.",
-    "an integer of megabytes": b"\x80\x02\x8b" + struct.pack("<I", 8 * MB - 20) + b"\x7f" * (8 * MB - 20) + b".",
-    "a text of megabytes": b"\x80\x02X" + struct.pack("<I", 8 * MB - 20) + b"a" * (8 * MB - 20) + b".",
-    "a length behind the end": b"\x80\x02\x8e" + b"\xff" * 8 + b".",
-    "the same again": b"\x80\x02]" + b"2" * (8 * MB - 20) + b".",
-    "lists": b"\x80\x02" + b"]" * (8 * MB - 20) + b".",
-    "marks": b"\x80\x02" + b"(" * (8 * MB - 20) + b".",
-    "a memo of one value": b"\x80\x04K\x01" + b"\x94" * (8 * MB - 20) + b".",
-    "a memo of many": b"\x80\x04" + b"K\x01\x94" * 1_900_000 + b".",
-    "texts": b"\x80\x04" + b"\x8c\x04abcd" * 1_300_000 + b".",
-    "classes": b"\x80\x02" + b"ca\nb\n" * 1_600_000 + b".",
-    "tuples in tuples": b"\x80\x02)" + b"\x85" * (8 * MB - 20) + b".",
-    "large tuples": b"\x80\x02" + b"(" + b"N" * 4000 + b"".join(b"t2(2" for _ in range(1000)) + b".",
+# Made where they are needed: together they are hundreds of megabytes.
+PICKLES: dict[str, Callable[[], bytes]] = {
+    "a reference of nested tuples": lambda: nested() + b"Q.",
+    "a key of nested tuples": lambda: nested() + b"}h" + bytes([_DEEP]) + b"K\x01s.",
+    "a storage of nested tuples": lambda: b"\x80\x02(X\x07\0\0\0storage" + nested()[2:] + b"X\x01\0\0\0ah\x00h\x00tQ.",
+    "a set of nested tuples": lambda: nested() + b"\x8f(h" + bytes([_DEEP]) + b"\x90.",
+    "an integer of megabytes": lambda: (
+        b"\x80\x02\x8b" + struct.pack("<I", 8 * MB - 20) + b"\x7f" * (8 * MB - 20) + b"."
+    ),
+    "a text of megabytes": lambda: b"\x80\x02X" + struct.pack("<I", 8 * MB - 20) + b"a" * (8 * MB - 20) + b".",
+    "a length behind the end": lambda: b"\x80\x02\x8e" + b"\xff" * 8 + b".",
+    "the same again": lambda: b"\x80\x02]" + b"2" * (8 * MB - 20) + b".",
+    "lists": lambda: b"\x80\x02" + b"]" * (8 * MB - 20) + b".",
+    "marks": lambda: b"\x80\x02" + b"(" * (8 * MB - 20) + b".",
+    "a memo of one value": lambda: b"\x80\x04K\x01" + b"\x94" * (8 * MB - 20) + b".",
+    "a memo of many": lambda: b"\x80\x04" + b"K\x01\x94" * 1_900_000 + b".",
+    "texts": lambda: b"\x80\x04" + b"\x8c\x04abcd" * 1_300_000 + b".",
+    "classes": lambda: b"\x80\x02" + b"ca\nb\n" * 1_600_000 + b".",
+    "tuples in tuples": lambda: b"\x80\x02)" + b"\x85" * (8 * MB - 20) + b".",
+    "large tuples": lambda: b"\x80\x02" + b"(" + b"N" * 4000 + b"".join(b"t2(2" for _ in range(1000)) + b".",
 }
 
 
-def pickled(data: bytes) -> Callable[[Path], None]:
+def pickled(data: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         with zipfile.ZipFile(path, "w") as target:
-            target.writestr("archive/data.pkl", data)
+            target.writestr("archive/data.pkl", data())
 
     return make
 
 
 def compressed(method: int) -> Callable[[Path], None]:
-    """A pickle of a few bytes, by its directory, that are 800 MB when they are unpacked."""
+    """A pickle of a few bytes, by its directory, that take twice the allowed memory when they are unpacked."""
 
     def make(path: Path) -> None:
         with zipfile.ZipFile(path, "w", method) as target, target.open("archive/data.pkl", "w") as member:
-            for _ in range(800):
+            for _ in range(2 * MOST_MB):
                 member.write(bytes(MB))
         data = bytearray(path.read_bytes())
         at = data.rindex(b"PK\x01\x02")
@@ -122,23 +126,25 @@ def claimed_directory(path: Path) -> None:
         file.write(b"PK\x05\x06" + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
 
 
-def npy(header: bytes) -> Callable[[Path], None]:
+def npy(header: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", len(header)) + header)
+        made = header()
+        path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", len(made)) + made)
 
     return make
 
 
-def safetensors(header: bytes) -> Callable[[Path], None]:
+def safetensors(header: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        made = header()
+        path.write_bytes(struct.pack("<Q", len(made)) + made)
 
     return make
 
 
-def plain(data: bytes) -> Callable[[Path], None]:
+def plain(data: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        path.write_bytes(data)
+        path.write_bytes(data())
 
     return make
 
@@ -151,30 +157,33 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an archive of as many members as are read": ("a.npz", directory(89_000)),
     "an archive of long names": ("a.npz", directory(60, name=b"\x01" * 65_000)),
     "a directory of gigabytes": ("a.npz", claimed_directory),
-    "an array header of brackets": ("a.npy", npy(b"[" * 60_000)),
-    "an array header of signs": ("a.npy", npy(b"-" * 60_000 + b"1")),
-    "an array header of lists": ("a.npy", npy(b"[" + b"[]," * 5_000_000 + b"]")),
+    "an array header of brackets": ("a.npy", npy(lambda: b"[" * 60_000)),
+    "an array header of signs": ("a.npy", npy(lambda: b"-" * 60_000 + b"1")),
+    "an array header of lists": ("a.npy", npy(lambda: b"[" + b"[]," * 5_000_000 + b"]")),
     "an array of a long shape": (
         "a.npy",
-        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 1400 + b",), }"),
+        npy(lambda: b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 1400 + b",), }"),
     ),
     "an array header of many commas": (
         "a.npy",
-        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"," * 60_000),
+        npy(lambda: b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"," * 60_000),
     ),
-    "a tensor header of lists": ("a.safetensors", safetensors(b'{"a":[' + b"[]," * 5_000_000 + b"[]]}")),
-    "a tensor header of brackets": ("a.safetensors", safetensors(b'{"a":' + b"[" * 15_000_000)),
-    "a tensor header of spaces": ("a.safetensors", safetensors(b'{"data_offsets"' + b' "data_offsets":  [' * 800_000)),
-    "a tensor header of ranges": ("a.safetensors", safetensors(b'{"' + b'"data_offsets":[0,0]' * 800_000)),
-    "a document of brackets": ("a.json", plain(b"[" * 900_000)),
-    "a document of lists": ("a.json", plain(b"[" + b"[]," * 5_000_000 + b"[]]")),
-    "a document of as many lists as are read": ("a.json", plain(b"[" + b"[]," * 490_000 + b"[]]")),
-    "a document of numbers": ("a.json", plain(b"[" + b"1.5," * 4_000_000 + b"1]")),
-    "a document of one number": ("a.json", plain(b"1" * 16 * MB)),
-    "a document of texts": ("a.json", plain(b"{" + b",".join(b'"%d":""' % i for i in range(900_000)) + b"}")),
-    "a document of escapes": ("a.json", plain(b'"' + b"\\n" * 8_000_000 + b'"')),
-    "a document of lines": ("a.json", plain(b"\n" * 16 * MB)),
-    "a document of quotes": ("a.json", plain(b'"' * 3_900_000)),
+    "a tensor header of lists": ("a.safetensors", safetensors(lambda: b'{"a":[' + b"[]," * 5_000_000 + b"[]]}")),
+    "a tensor header of brackets": ("a.safetensors", safetensors(lambda: b'{"a":' + b"[" * 15_000_000)),
+    "a tensor header of spaces": (
+        "a.safetensors",
+        safetensors(lambda: b'{"data_offsets"' + b' "data_offsets":  [' * 800_000),
+    ),
+    "a tensor header of ranges": ("a.safetensors", safetensors(lambda: b'{"' + b'"data_offsets":[0,0]' * 800_000)),
+    "a document of brackets": ("a.json", plain(lambda: b"[" * 900_000)),
+    "a document of lists": ("a.json", plain(lambda: b"[" + b"[]," * 5_000_000 + b"[]]")),
+    "a document of as many lists as are read": ("a.json", plain(lambda: b"[" + b"[]," * 490_000 + b"[]]")),
+    "a document of numbers": ("a.json", plain(lambda: b"[" + b"1.5," * 4_000_000 + b"1]")),
+    "a document of one number": ("a.json", plain(lambda: b"1" * 16 * MB)),
+    "a document of texts": ("a.json", plain(lambda: b"{" + b",".join(b'"%d":""' % i for i in range(900_000)) + b"}")),
+    "a document of escapes": ("a.json", plain(lambda: b'"' + b"\\n" * 8_000_000 + b'"')),
+    "a document of lines": ("a.json", plain(lambda: b"\n" * 16 * MB)),
+    "a document of quotes": ("a.json", plain(lambda: b'"' * 3_900_000)),
 }
 
 
@@ -298,7 +307,7 @@ def test_a_sound_file_at_a_bound_is_still_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
     for length, state in ((64 * 1024, "whole"), (64 * 1024 + 1, "unknown")):
-        npy(header.ljust(length))(path)
+        npy(partial(header.ljust, length))(path)
         with path.open("ab") as file:
             file.write(bytes(24))
         assert check_format(path).state == state
@@ -314,7 +323,7 @@ def test_a_sound_file_at_a_bound_is_still_checked(tmp_path: Path) -> None:
 def test_tensors_with_a_gap_between_them_prove_nothing(tmp_path: Path) -> None:
     """By the specification there is none: a part of the header was lost."""
     path = tmp_path / "a.safetensors"
-    safetensors(b'{"a":{"data_offsets":[0,4]},"b":{"data_offsets":[8,12]}}')(path)
+    safetensors(lambda: b'{"a":{"data_offsets":[0,4]},"b":{"data_offsets":[8,12]}}')(path)
     with path.open("ab") as file:
         file.write(bytes(12))
     assert check_format(path).state == "unknown"

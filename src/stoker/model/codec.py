@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stoker.model.errors import CodecError
@@ -40,20 +41,19 @@ Decoder = Callable[[Any, str], Any]
 
 def dump(value: Any) -> Any:
     """Return a JSON-ready copy. None is left out if it is the default; a tagged dataclass has its `kind`."""
-    if type(value) in _PLAIN or isinstance(value, (str, int)):  # By type first: most values are of these types.
+    cls: Any = type(value)
+    if cls in _PLAIN or isinstance(value, (str, int)):  # By type first: most values are of these types.
         return value
     if isinstance(value, float):
         # JSON has no NaN or infinity, and a diverged loss must still reach the reader.
         return value if math.isfinite(value) else repr(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        out: dict[str, Any] = {}
-        kind = getattr(type(value), "kind", None)
-        if isinstance(kind, str):
-            out["kind"] = kind
-        for name, omits_none in _field_names(type(value)):
-            part = getattr(value, name)
+    shape = _shape(cls)
+    if shape is not None:
+        kind, fields, parts = shape
+        out: dict[str, Any] = {} if kind is None else {"kind": kind}
+        for (name, omits_none), part in zip(fields, parts(value), strict=True):
             if part is not None or not omits_none:
-                out[name] = dump(part)
+                out[name] = part if type(part) in _PLAIN else dump(part)
         return out
     if isinstance(value, datetime):
         return value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
@@ -61,7 +61,7 @@ def dump(value: Any) -> Any:
         return [dump(part) for part in value]
     if isinstance(value, dict):
         return {str(key): dump(part) for key, part in value.items()}
-    raise TypeError(f"cannot encode {type(value).__name__}")
+    raise TypeError(f"cannot encode {cls.__name__}")
 
 
 def dumps(value: Any) -> bytes:
@@ -147,9 +147,18 @@ _NONFINITE_PARSER = json.JSONDecoder(parse_int=_parse_int)
 
 
 @cache
-def _field_names(cls: type) -> tuple[tuple[str, bool], ...]:
-    """Each field, and whether None may be left out: only if None is its default."""
-    return tuple((field.name, field.default is None) for field in dataclasses.fields(cls))
+def _shape(cls: type) -> tuple[str | None, tuple[tuple[str, bool], ...], Callable[[Any], tuple[Any, ...]]] | None:
+    """The tag of a dataclass, its fields and how to get all of them; None for any other class.
+
+    With each field, whether None may be left out: only if None is its default.
+    """
+    if not dataclasses.is_dataclass(cls):
+        return None
+    kind = getattr(cls, "kind", None)
+    fields = tuple((field.name, field.default is None) for field in dataclasses.fields(cls))
+    names = [name for name, _ in fields]
+    parts = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+    return kind if isinstance(kind, str) else None, fields, parts
 
 
 @cache
@@ -293,7 +302,7 @@ def _dataclass(cls: type) -> Decoder:
         values: dict[str, Any] = {}
         for name, decoder, required in fields:
             if name in tree:
-                values[name] = decoder(tree[name], _join(where, name))
+                values[name] = decoder(tree[name], f"{where}.{name}" if where else name)
             elif required:
                 raise CodecError(_join(where, name), "is missing")
         return cls(**values)

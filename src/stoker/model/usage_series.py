@@ -18,14 +18,25 @@ FINEST_S, LONGEST_S, MOST_WINDOWS = 1.0, 86400.0, 1000
 _UNKNOWN = 255
 # Half percents in 100 %.
 _STEPS = 200
+# The share that each byte stands for.
+_SHARES = [None if byte > _STEPS else byte / _STEPS for byte in range(256)]
 # Larger than any series that an agent writes.
 _MOST_BYTES = 64 * 1024
 
 
 def pack(period_s: float, devices: Sequence[Sequence[float | None]]) -> Series:
     """Pack shares between 0 and 1, by device, the newest last. All devices have the same length."""
-    data = bytes(_byte(value) for device in devices for value in device)
-    return Series(period_s, len(devices), base64.b64encode(data).decode())
+    return pack_bytes(period_s, [bytes(map(to_byte, device)) for device in devices])
+
+
+def pack_bytes(period_s: float, devices: Sequence[bytes | bytearray]) -> Series:
+    """Pack shares that `to_byte` made, as `pack` does."""
+    return Series(period_s, len(devices), base64.b64encode(b"".join(devices)).decode())
+
+
+def to_byte(value: float | None) -> int:
+    """Return a share between 0 and 1 as a series holds it."""
+    return _UNKNOWN if value is None or math.isnan(value) else round(min(1.0, max(0.0, value)) * _STEPS)
 
 
 def unpack(series: Series) -> list[list[float | None]] | None:
@@ -39,7 +50,7 @@ def unpack(series: Series) -> list[list[float | None]] | None:
     length, odd = divmod(len(data), series.devices)
     if odd:
         return None
-    return [[_share(byte) for byte in data[n * length : (n + 1) * length]] for n in range(series.devices)]
+    return [[_SHARES[byte] for byte in data[n * length : (n + 1) * length]] for n in range(series.devices)]
 
 
 def device_means(found: Iterable[Series], over_s: float) -> list[float] | None:
@@ -99,11 +110,3 @@ def _means(values: list[float | None], size: int, *, whole: bool) -> list[float 
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
-
-
-def _byte(value: float | None) -> int:
-    return _UNKNOWN if value is None or math.isnan(value) else round(min(1.0, max(0.0, value)) * _STEPS)
-
-
-def _share(byte: int) -> float | None:
-    return None if byte > _STEPS else byte / _STEPS

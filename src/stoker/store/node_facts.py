@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 from stoker.model import codec, keys
@@ -34,6 +34,9 @@ from stoker.store.link_targets import safe_link
 
 T = TypeVar("T")
 
+# Facts whose parsed form is kept, and the bytes that each of them may have: a few MB at most.
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 8 * 1024
 # A heartbeat or an exit is a few KB, the output of a boot a page or two, which the machine cuts at half of this. A
 # larger object was not written by an agent.
 MAX_FACT_BYTES = 256 * 1024
@@ -73,7 +76,15 @@ def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | Non
 
 
 def _parse_fact(cls: type[T], found: Object) -> T:
-    return clamp_fact(codec.loads(cls, found.data, where=found.meta.key))
+    """Parse and clamp a fact. Passes read the same exits again and again, so recent small facts are parsed once."""
+    if len(found.data) > _REMEMBERED_BYTES:
+        return clamp_fact(codec.loads(cls, found.data, where=found.meta.key))
+    return cast("T", _parse_small(cast("Any", cls), found.data))
+
+
+@lru_cache(_REMEMBERED)
+def _parse_small(cls: type[Any], data: bytes) -> Any:
+    return clamp_fact(codec.loads(cls, data))
 
 
 def _read(store: Store, key: str, parse: Callable[[Object], T | None]) -> tuple[Observed[Stamped[T] | None], bool]:
@@ -190,6 +201,8 @@ def clamp_fact(fact: T) -> T:
 
 def _bounded(value: T) -> T:
     """Clamp every whole number and every time of a fact, in all its parts, so that it can be counted with and shown."""
+    if value is None or isinstance(value, (str, float)):  # By type first: most values are of these types.
+        return value
     found: Any = value
     if isinstance(value, int) and not isinstance(value, bool):
         found = max(-_MOST_COUNT, min(value, _MOST_COUNT))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.agent.health.activity_probe import ActivitySample
 from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model.node_facts import Activity, Series
-from stoker.model.usage_series import FINEST_S, pack
+from stoker.model.usage_series import FINEST_S, pack_bytes, to_byte
 
 PERIOD_S = FINEST_S
 # At work: this much of one core, or so many bytes a second, between two samples. A process that only waits polls less.
@@ -322,29 +321,35 @@ class PeriodMeans:
 
 
 class _Level:
-    """Means over `count` values each, the newest `most` of them, by device. The devices stay the same."""
+    """Means over `count` values each, the newest `most` of them, by device. The devices stay the same.
+
+    They are kept as a series holds them, since heartbeats are far more frequent than most of the means.
+    """
 
     def __init__(self, count: int, most: int) -> None:
         self.count = count
-        self._made: deque[tuple[float | None, ...]] = deque(maxlen=most)
+        self.most = most
+        self._made: list[bytearray] = []
         self._open: list[Sequence[float | None]] = []
         self.newest: Sequence[float | None] = ()
 
     def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
         """Add one more; return the period that it completed, or None."""
-        self.newest = values
-        self._open.append(values)
-        if len(self._open) < self.count:
-            return None
-        made = tuple(_mean([each[device] for each in self._open]) for device in range(len(values)))
-        self._made.append(made)
-        self._open.clear()
+        self.newest = made = values
+        if self.count > 1:
+            self._open.append(values)
+            if len(self._open) < self.count:
+                return None
+            made = [_mean([each[device] for each in self._open]) for device in range(len(values))]
+            self._open.clear()
+        self._made = self._made or [bytearray() for _ in made]
+        for kept, mean in zip(self._made, made, strict=True):
+            kept.append(to_byte(mean))
+            del kept[: -self.most]
         return made
 
     def pack(self, period_s: float) -> Series | None:
-        if not self._made or not self.newest:
-            return None
-        return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
+        return pack_bytes(period_s, self._made) if self._made else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
