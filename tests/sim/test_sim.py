@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sim import Result, simulate
 
-SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000"))
+SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "2000"))
 # Batches, so that xdist can share them out and a failure does not hide the others for long.
 BATCHES = 30
 
