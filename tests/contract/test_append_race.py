@@ -18,7 +18,7 @@ from tests.support.gcs import GcsServer
 from tests.support.servers import isolated, pytest_isolated
 
 WRITERS = 16
-APPENDS = 25
+APPENDS = 10
 JOB = "race"
 # Only so that a race that never ends fails; it takes seconds.
 LIMIT_S = 300
@@ -35,7 +35,7 @@ url, job, me, count, gate = sys.argv[1:]
 store = open_store(url)
 Path(gate, me).touch()
 while not Path(gate, "go").exists():
-    time.sleep(0.001)
+    time.sleep(0.01)
 state = None
 for n in range(int(count)):
     event = Warned(code=f"{me}/{n}")

@@ -25,7 +25,7 @@ from tests.support import sim
 from tests.support.sim_cloud import SimProvider
 
 # Most mutants are noticed within a few dozen seeds.
-MOST_SEEDS = 3000
+MOST_SEEDS = 2000
 
 Patch = pytest.MonkeyPatch
 

@@ -11,7 +11,7 @@ import pytest
 from stoker.submit import send, shared_objects
 from tests.support.sim_collection import simulate_collection
 
-SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000")) // 10
+SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "2000")) // 10
 Patch = pytest.MonkeyPatch
 
 
