@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.governor import background
-from stoker.governor.background_report import OK, write_report
+from stoker.governor.background_report import OK, read_report, write_report
 from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
@@ -84,22 +84,30 @@ def held_lock(store: Store) -> tuple[Path, int]:
 def test_a_job_submitted_while_the_lock_was_still_held_is_governed(
     store: Store, spawned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "Governor", Governed)
-    monkeypatch.setattr(Governed, "rounds", 0)
+    reports: list[str] = []
+
+    class Reporting(Governed):
+        def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
+            reports.append(read_report(handle))
+            super().watch(until, on_pass, on_error)
+
+    monkeypatch.setattr(background, "Governor", Reporting)
     lock, handle = held_lock(store)
     release = fcntl.flock
 
     def submit_first(descriptor: int, what: int) -> None:
         """Between the governor's last pass and the moment it lets go, somebody submits."""
-        if what == fcntl.LOCK_UN and Governed.rounds == 1:
+        if what == fcntl.LOCK_UN and Reporting.rounds == 1:
             open_job(store, "late-bbbb")
             write_report(descriptor, OK)
             assert background.ensure_governor(store.url) is None
+            write_report(descriptor, "")
         release(descriptor, what)
 
     monkeypatch.setattr(background.fcntl, "flock", submit_first)
     background.run(store, lock, handle)
-    assert Governed.rounds == 2 and spawned == []
+    assert Reporting.rounds == 2 and spawned == []
+    assert reports == ["", OK], "it governs already when it begins once more"
     os.close(handle)
 
 

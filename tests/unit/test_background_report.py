@@ -65,11 +65,12 @@ def test_a_governor_that_dies_at_its_start_is_none(
     assert not is_locked(store)
 
 
-@pytest.mark.parametrize("size", [0, background._LOG_BYTES])
+@pytest.mark.parametrize("size", [None, 0, background._LOG_BYTES])
 def test_the_reason_is_found_in_a_log_that_is_begun_anew(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None
 ) -> None:
-    background.files_for(store.url)[1].write_bytes(b"x" * size)
+    if size is not None:
+        background.files_for(store.url)[1].write_bytes(b"x" * size)
     program(tmp_path, monkeypatch, "echo oh; exit 1")
     with pytest.raises(StokerError, match="has ended: oh;"):
         ensure_governor(store.url)

@@ -14,6 +14,7 @@ from stoker.core.place_capacity import UNDECIDED
 from stoker.core.snapshot import Unmark
 from stoker.governor import background
 from stoker.governor.background import GovernorChoice as Result
+from stoker.governor.background_report import OK, read_report
 from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
@@ -58,7 +59,7 @@ def test_jobs_left_behind_are_handed_to_the_governor_that_can_go_on(
 
     def carry_on(of: Store, jobs: list[str], *, at_once: bool) -> Result:
         asked.append((of.url, list(jobs), at_once))
-        return Result(by="lambda in us-east-1")
+        return Result(by="lambda in us-east-1", warning="its role may not be passed")
 
     monkeypatch.setattr(background, "ensure_governed", carry_on)
     open_job(store, "a-aaaa")
@@ -67,6 +68,7 @@ def test_jobs_left_behind_are_handed_to_the_governor_that_can_go_on(
     assert started == [] and slept == []
     said = capsys.readouterr().out
     assert "takes over a-aaaa, b-bbbb" in said and "handed over to lambda in us-east-1" in said
+    assert "its role may not be passed" in said
 
 
 def test_where_nothing_is_active_named_jobs_need_nobody(
@@ -91,6 +93,7 @@ def test_a_submission_that_was_still_on_its_way_is_seen_a_moment_later(
     assert started == [store.url] and len(slept) == 1 and slept[0] > 0
     said = capsys.readouterr().out
     assert "takes over a submission" in said and "handed over to the governor in the background" in said
+    assert len(said.splitlines()) == 2
 
 
 def test_a_submission_that_never_arrived_needs_nobody(store: Store, started: list[str], slept: list[float]) -> None:
@@ -153,15 +156,15 @@ def test_a_provider_that_is_not_installed_may_run_here(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("waits", "at_once", "passes"),
-    [(UNDECIDED, True, [{"a-aaaa"}, None]), ("no capacity", True, [{"a-aaaa"}]), (UNDECIDED, False, [])],
+    ("waits", "how", "passes"),
+    [(UNDECIDED, {}, [{"a-aaaa"}, None]), ("no capacity", {}, [{"a-aaaa"}]), (UNDECIDED, {"at_once": False}, [])],
 )
 def test_a_command_is_acted_on_at_once_and_with_all_jobs_in_view_where_their_order_matters(
     store: Store,
     started: list[str],
     monkeypatch: pytest.MonkeyPatch,
     waits: str,
-    at_once: bool,
+    how: dict[str, bool],
     passes: list[set[str] | None],
 ) -> None:
     made: list[set[str] | None] = []
@@ -171,7 +174,7 @@ def test_a_command_is_acted_on_at_once_and_with_all_jobs_in_view_where_their_ord
         return done(1, waiting={"a-aaaa": waits})
 
     monkeypatch.setattr(background.Governor, "run_pass", run_pass)
-    assert background.ensure_governed(store, ["a-aaaa"], at_once=at_once) == Result()
+    assert background.ensure_governed(store, ["a-aaaa"], **how) == Result()
     assert made == passes and started == [store.url]
 
 
@@ -210,20 +213,26 @@ def test_where_none_can_be_started_a_person_is_told_what_to_keep_running(
         background.ensure_governor(store.url)
 
 
+@pytest.mark.parametrize("report", [OK, "the bucket refuses"])
 def test_its_process_hands_the_lock_to_no_node_and_says_what_it_governs(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, report: str
 ) -> None:
     lock, handle = held_lock(store)
     os.set_inheritable(handle, True)
-    ran: list[tuple[str, Path, int, bool]] = []
+    ran: list[tuple[str, Path, int, bool, str]] = []
 
     def run(of: Store, lock: Path, handle: int) -> None:
-        ran.append((of.url, lock, handle, os.get_inheritable(handle)))
+        ran.append((of.url, lock, handle, os.get_inheritable(handle), read_report(handle)))
+
+    def refuse(_: Store) -> bool:
+        raise StoreDenied(report)
 
     monkeypatch.setattr(background, "run", run)
     monkeypatch.setattr(background.sys, "argv", ["background", store.url, str(lock), str(handle)])
+    if report != OK:
+        monkeypatch.setattr(background, "is_idle", refuse)
     background.main()
-    assert ran == [(store.url, lock, handle, False)]
+    assert ran == [(store.url, lock, handle, False, report)], "its callers wait for what its first read says"
     said = capsys.readouterr().out.splitlines()
     assert said[0].endswith(f"governs {store.url} as process {os.getpid()}") and said[1].endswith("no job is active")
     os.close(handle)
