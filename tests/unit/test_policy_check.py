@@ -73,6 +73,22 @@ def test_a_job_is_judged_by_the_cheapest_offering_that_would_do() -> None:
     assert coming(policy(budget(0.5, "warn"))) == ["warn"]
 
 
+def test_an_unknown_price_is_not_free() -> None:
+    unpriced, store = replace(CHEAP, machine="m9", price=None, on_demand_price=None), ScriptedWorld().store
+    assert coming(policy(budget(0.5)), HOUR, unpriced, CHEAP) == ["refuse"]
+    found = forecast_budgets(store, policy(budget(10.0)), HOUR, (unpriced, DEAR))
+    assert "this job reserves $3.58 (limits.max_runtime at $3.00/h)" in found.balances[0]
+    found = forecast_budgets(store, policy(budget(10.0)), HOUR, (unpriced,))
+    assert found.balances[0].endswith("this job reserves nothing: no price of its machines is known")
+    zones = (unpriced, replace(unpriced, zone="b"), CHEAP)
+    any_kind = replace(HOUR, resources=replace(HOUR.resources, spot="prefer"))
+    checked = check_policy(policy(budget(10.0)), any_kind, zones, store)
+    assert checked.offerings == (CHEAP,), "as governors do"
+    (line,) = checked.warnings
+    assert line.startswith("policy budget: m9 is left out: no price is known, and other machines have one; `stoker pri")
+    assert len(check_policy(policy(budget(10.0, "warn")), any_kind, zones, store).offerings) == 3
+
+
 def test_an_offering_that_the_rules_leave_out_is_not_the_cheapest() -> None:
     assert coming(policy(budget(2.0), "machines: [m2]")) == ["refuse"]
 

@@ -17,6 +17,7 @@ from stoker.core.market import by_expected_cost
 from stoker.core.policy_defaults import FilledSpec, fill_in
 from stoker.core.policy_rules import EffectiveLimits, Subject
 from stoker.core.prior_usage import used_before
+from stoker.core.unpriced_offerings import left_out
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
@@ -125,8 +126,10 @@ def check_policy(
         subject, approved = Subject(spec, _today(), job), policy_rules.without_pending(policy, pending)
         judged = replace(judged, allowed=policy_rules.allowed(approved, subject, offerings))
     limits = limits or policy_limits(policy, spec, job)
+    unpriced = left_out(policy, Subject(spec, _today(), job), limits.spec, judged.allowed)
+    usable = tuple(each for each in judged.allowed if each.key not in unpriced)
     return PolicyCheck(
-        offerings=_in_launch_order(policy, spec, store, judged.allowed),
+        offerings=_in_launch_order(policy, spec, store, usable),
         warnings=(
             *(submitter_doubts if judged.names_submitters else ()),
             *(
@@ -136,6 +139,7 @@ def check_policy(
             ),
             *(reason for reason, _ in budget.exceeded),
             *uncounted(policy, spec, judged.allowed),
+            *dict.fromkeys(unpriced.values()),
         ),
         notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
         limits=limits,
