@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.model.errors import UserError
+from stoker.core.daily_costs import DaySums, KnownSum
+from stoker.governor.cost_ledger import DailyCost, record_daily_cost
+from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
 from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, Policy
@@ -18,7 +20,14 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.submit import policy_check
-from stoker.submit.policy_check import BudgetForecast, check_policy, check_used_limits, forecast_budgets, limit_text
+from stoker.submit.policy_check import (
+    BudgetForecast,
+    check_policy,
+    check_used_limits,
+    forecast_budgets,
+    limit_text,
+    refusals_without_machines,
+)
 from tests.support.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.
@@ -117,6 +126,24 @@ def test_a_refusal_names_all_rules_and_a_warning_is_told() -> None:
     assert len(found.warnings) == 2 and "2 nodes are more than 1" in found.warnings[0]
     without = check_policy(policy(budget(0.5)), HOUR, (CHEAP,))
     assert without.warnings == (), "how budgets stand is asked of the store alone"
+
+
+def test_forbidden_machines_do_not_hide_what_budgets_and_limits_refuse() -> None:
+    rules = policy(
+        "machines: [m9]", budget(0.5), "{name: room, concurrent: {gpus: 4}}", "{name: never, concurrent: {nodes: 1}}"
+    )
+    with pytest.raises(PolicyRefused) as error:
+        check_policy(rules, replace(HOUR, nodes=2), (replace(CHEAP, gpus=4),), ScriptedWorld().store)
+    found = [line.partition(":")[0] for line in error.value.problems]
+    assert found == ["policy machines", "policy budget", "policy room", "policy never"]
+
+
+def test_a_budget_that_is_spent_is_told_where_no_machine_fits() -> None:
+    rules, store = policy("max_nodes: 1", "{budget: {dollars: 1, period: month}, then: refuse}"), ScriptedWorld().store
+    assert len(refusals_without_machines(rules, replace(HOUR, nodes=2), store)) == 1
+    record_daily_cost(store, DailyCost("old-1", NOON.date(), 9, DaySums(counted=KnownSum(2.0)), {}))
+    found = refusals_without_machines(rules, replace(HOUR, nodes=2), store)
+    assert [line.partition(":")[0] for line in found] == ["policy max-nodes", "policy budget"]
 
 
 def test_the_rules_of_a_store_are_those_that_were_written(tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ def forecast_budgets(
     now = datetime.now(timezone.utc)
     subject, books = Subject(spec, now.date(), job), read_budget_state(store, policy, now)
     bounds = policy_rules.effective_limits(policy, subject)
-    ask = first_request(bounds, policy_rules.allowed(policy, subject, offerings), now)
+    offered = tuple(offerings)
+    # Where the rules forbid all machines, the budgets speak of those that the job asks for: people learn of everything
+    # at once.
+    ask = first_request(bounds, policy_rules.allowed(policy, subject, offered) or offered, now)
     exceeded = budget_verdict.forecast(policy, subject, books, now, ask)
     if not isinstance(books, Known):
         return BudgetForecast(exceeded)
@@ -146,10 +149,14 @@ def check_policy(
     )
 
 
-def refusals_without_machines(policy: Policy, spec: Spec, job: str | None = None) -> tuple[str, ...]:
+def refusals_without_machines(policy: Policy, spec: Spec, store: Store | None = None) -> tuple[str, ...]:
     """Everything that the rules refuse whatever the machines, one line each: for a job that no machine fits."""
-    found = policy_rules.broken(policy, Subject(spec, _today(), job))
-    return tuple(line for each in found if each.refuses and not each.needs_approval for line in each.lines)
+    found = policy_rules.broken(policy, Subject(spec, _today()))
+    budget = forecast_budgets(store, policy, spec, ()) if store is not None else BudgetForecast()
+    return (
+        *(line for each in found if each.refuses and not each.needs_approval for line in each.lines),
+        *(reason for reason, then in budget.exceeded if then == "refuse"),
+    )
 
 
 def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
