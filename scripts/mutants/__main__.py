@@ -82,7 +82,7 @@ class Judges:
         return None if self._ask(server, _Task(task.mutant)) else Verdict("uncovered")
 
     def _ask(self, server: Connection, task: _Task) -> bool:
-        """Whether there is a test to ask."""
+        """Return whether there is a test to ask."""
         mutant, source = task.mutant, None
         tests: tuple[str, ...] = (task.suspect,)
         if not task.suspect:
@@ -99,7 +99,7 @@ def _key(mutant: Mutant) -> tuple[str, int, int, str]:
 
 
 def _earlier(file: Path | None) -> list[tuple[Mutant, str]]:
-    """What a run that was ended has judged."""
+    """The verdicts of a run that was ended."""
     found = []
     for line in file.read_text().splitlines() if file is not None and file.exists() else ():
         row = json.loads(line)
