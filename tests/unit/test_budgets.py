@@ -17,6 +17,7 @@ from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned
 from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.offerings import Offering
 from stoker.model.policy import Budget
 from stoker.model.spec import Limits, Spec
 from stoker.notifications.events import budget_notification, event_line, message_title
@@ -24,6 +25,7 @@ from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import (
     EPOCH,
     ON_DEMAND,
+    SPOT_A,
     at,
     hard_notice,
     make_beat,
@@ -258,6 +260,26 @@ def test_what_has_no_price_is_told_and_blocks_nothing() -> None:
     state = make_state(Claimed(offering=unpriced, nodes=1), (Launched(2, nodes(2)), 0.0))
     books = compute_budget_state(by.policy, [], [(state, make_spec())], at(7200.0))
     assert books.statuses["money", ""].spent == pytest.approx(6.0), "at most what it costs on-demand"
+
+
+def test_a_budget_leaves_machines_without_a_price_out_while_others_have_one() -> None:
+    unpriced = replace(ON_DEMAND, machine="m9", price=None, on_demand_price=None)
+    day = make_spec(limits=Limits(max_runtime_s=7200.0))
+    day = replace(day, resources=replace(day.resources, spot="never"))
+
+    def plan(text: str, *offerings: Offering) -> Plan:
+        return decided(settings(text), job=replace(make_snapshot(make_state(), spec=day), offerings=Known(offerings)))
+
+    few, claimed = "name: money, budget: {dollars: 1, period: day}", Claimed(unpriced, 1)
+    assert events(plan(few, unpriced, SPOT_A)) == [claimed], "spot is nothing for this job"
+    assert events(plan(few, unpriced)) == [claimed]
+    assert events(plan(f"{few}, then: warn", unpriced)) == [claimed]
+    enough = plan(BUDGET, unpriced, ON_DEMAND)
+    assert [each.offering for each in events(enough) if isinstance(each, Claimed)] == [ON_DEMAND]
+    short = plan(few, unpriced, ON_DEMAND)
+    assert not any(isinstance(each, Claimed) for each in events(short)), "an unknown price does not get around it"
+    (waits,) = short.waiting.values()
+    assert waits.startswith("policy money: needs $")
 
 
 def test_of_an_active_job_its_log_counts_and_not_what_was_kept_of_it() -> None:

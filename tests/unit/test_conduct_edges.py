@@ -162,6 +162,13 @@ def test_nodes_save_when_one_of_them_left_or_is_gone() -> None:
     assert entry(gone, 100) == Draining(2, "lost", "gang")
     left = make_facts(2, 2, left=make_exit("failed", code=1))
     assert entry(make_snapshot(state, *heard[:2], left), 100) == Draining(2, "infrastructure", "gang")
+    for exit_, text in (
+        (make_exit("failed", code=1), "node 2 failed (exit code 1): the other nodes save"),
+        (make_exit("failed", signal=9), "node 2 failed (signal 9): the other nodes save"),
+        (make_exit("interrupted", "notice"), "node 2 left (notice): the other nodes save"),
+    ):
+        plan = decide_job(make_snapshot(state, *heard[:2], make_facts(2, 2, left=exit_)), DEFAULT, at(100))
+        assert [each.reason for each in plan.actions if isinstance(each, Append)] == [text]
     done = make_facts(2, 2, left=make_exit("succeeded", code=0))
     assert entry(make_snapshot(state, *heard[:2], done), 100) is None
     unread = replace(heard[0], exit=Unknown("no answer"))

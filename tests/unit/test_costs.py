@@ -372,6 +372,10 @@ def test_the_command(store_url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert text.splitlines()[1].startswith("vision") and text.splitlines()[2].startswith("total")
     assert "--by teem: no job has a tag of that name\n" in costs(store_url, capsys, "--by", "teem")
     assert "no job has a tag of that name; did you mean machine?" in costs(store_url, capsys, "--by", "machines")
+    both = costs(store_url, capsys, "--by", "team, project").splitlines()
+    assert any(line.startswith("vision, (none) ") for line in both)
+    assert "no job has a tag project\n" in costs(store_url, capsys, "--by", "team,project")
+    assert "day stands alone; the tag is tags.day" in costs(store_url, capsys, "--by", "team,day")
     found = json.loads(costs(store_url, capsys, "--by", "tags.team", "--json"))
     assert [row["name"] for row in found["rows"]] == ["vision"] and found["total"]["spent"] > 0
     assert found["total"]["saved_share"] == pytest.approx(0.0) and found["total"]["incomplete"] == ["waiting"]
@@ -391,6 +395,9 @@ def test_a_table_for_spreadsheets(store_url: str, capsys: pytest.CaptureFixture[
         ["vision", "1", "20.0", "60.0"],
     ]
     assert rows[2][5] == "" and "idle" in rows[2][-1].split(), "what is not known is empty"
+    both = costs(store_url, capsys, "--by", "tags.team,project", "--since", since, "--csv")
+    columns = [row[:3] for row in csv.reader(both.splitlines())]
+    assert ["tags.team", "project", "jobs"] in columns and ["vision", "(none)", "1"] in columns
     file = tmp_path / "costs.csv"
     assert "2 rows in " in costs(store_url, capsys, "--by", "team", "--since", since, "--csv", str(file))
     assert file.read_text() == text

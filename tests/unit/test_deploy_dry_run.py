@@ -86,7 +86,8 @@ def test_all_that_is_removed_is_shown(stoker: Stoker) -> None:
 def test_google_is_asked_for_more_than_things_and_bindings(stoker: Stoker) -> None:
     code, told, said = stoker(*GCP, "--json")
     done = [f"{each['method']} {each['path']}" for each in json.loads(told)]
-    assert code == 0 and "the cloud was not asked" in said
+    assert code == 0 and "earlier deployments (--notify, --alert, --service-account)" in said
+    assert "--events-from" not in said and "--sagemaker" not in said
     assert done[0] == done[-1] == "PUT /bucket/p/deployed/gcp.json"
     assert done[1].startswith("PUT /bucket/p/deployed/") and done[1].endswith(".zip")
     assert done[-3].endswith(":pause") and done[-2].endswith(":publish")

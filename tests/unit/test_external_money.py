@@ -6,14 +6,14 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from external_world import HOUR_S, REGION, World, events
+from external_world import HOUR_S, REGION, World, events, told
 
 from stoker.external_jobs.clone_chain import RuleWarning
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.cost_ledger import read_daily_costs
 from stoker.governor.external_costs import expenses_of, read_rows
 from stoker.governor.observe import Memory
-from stoker.model.errors import StoreDenied
+from stoker.model.errors import StoreDenied, Transient
 from stoker.model.observed import Known
 from stoker.model.policy import Policy
 from stoker.policy.versions import current, parsed_policy
@@ -23,6 +23,7 @@ from stoker.store import external_job_index
 from stoker.store.base import Store
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"
+ROOM = "- {name: room, concurrent: {nodes: 3, by: team}}"
 SPOTLESS = {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}
 
 
@@ -102,8 +103,8 @@ def test_one_that_begins_while_a_budget_is_spent_is_told_and_goes_on() -> None:
     for _ in range(2):
         world.wake()
     assert world.account.job().status == "InProgress"
-    told = [event for event in events(world) if isinstance(event, RuleWarning)]
-    assert [event.rule for event in told] == ["policy:money"]
+    given = [event for event in events(world) if isinstance(event, RuleWarning)]
+    assert [event.rule for event in given] == ["policy:money"]
 
 
 def test_where_the_budget_refuses_it_is_stopped_before_it_trains() -> None:
@@ -122,6 +123,77 @@ def test_one_that_trains_is_left_alone_when_the_budget_is_reached() -> None:
     world.account.start(training_s=6 * HOUR_S, **SPOTLESS)
     world.wake()
     assert spent(world) == (120.0, ()) and world.account.job().status == "InProgress"
+
+
+@pytest.mark.parametrize("rule", [BUDGET, ROOM])
+@pytest.mark.parametrize("then", ["wait", "refuse", "warn"])
+def test_one_that_trains_when_it_is_first_seen_is_judged_once(rule: str, then: str) -> None:
+    """Warm pools start in seconds, and events may come late."""
+    world = World(rule.replace("}}", f"}}, then: {then}}}"))
+    world.account.start("first", training_s=60.0, **SPOTLESS)
+    world.wake("first")
+    world.account.clock.move(6 * HOUR_S)
+    world.wake("first")
+    world.account.start(training_s=300.0, **SPOTLESS)
+    world.account.start("other", training_s=1.0, Tags=[{"Key": "team", "Value": "vision"}], **SPOTLESS)
+    for name in ("bert", "other", "first"):
+        world.wake(name)
+    stopped = "Stopping" if then == "refuse" else "InProgress"
+    assert world.account.statuses() == {"first": "InProgress", "bert": stopped, "other": "InProgress"}
+    assert len(warnings(world)) == (0 if then == "refuse" else 1)
+    world.account.start("third", Tags=[{"Key": "team", "Value": "vision"}], **SPOTLESS)
+    for _ in range(3):
+        world.account.clock.move(2 * HOUR_S)
+        world.wake("other")
+    assert world.account.job("other").status == "InProgress", "it began when there was money and room"
+
+
+@pytest.mark.parametrize("rule", [BUDGET, ROOM])
+def test_one_that_has_trained_for_long_when_it_is_first_seen_is_told_and_goes_on(rule: str) -> None:
+    """No governor ran: there may have been money and room when it began."""
+    world = World(rule.replace("}}", "}, then: refuse}"))
+    world.account.start("first", training_s=6 * HOUR_S, **SPOTLESS)
+    world.wake("first")
+    world.account.start(training_s=HOUR_S, **SPOTLESS)
+    world.wake()
+    world.wake()
+    assert world.account.job().status == "InProgress"
+    (reason,) = warnings(world)
+    assert reason.endswith("; it had trained for 1 h when it was first seen, and goes on")
+
+
+def test_one_that_trained_before_the_rule_goes_on() -> None:
+    world = World("- max_nodes: 9")
+    world.account.start("first", training_s=6 * HOUR_S, **SPOTLESS)
+    world.account.start(training_s=60.0, **SPOTLESS)
+    world.legislate(BUDGET.replace("}}", "}, then: refuse}"))
+    world.wake("first")
+    world.wake()
+    assert world.account.job().status == "InProgress"
+    assert warnings(world)[0].endswith("it was there before the rule, and goes on")
+
+
+def test_a_stop_that_sagemaker_did_not_take_is_asked_for_again() -> None:
+    world = World(BUDGET.replace("}}", "}, then: refuse}"))
+    world.account.start("first", training_s=6 * HOUR_S, **SPOTLESS)
+    world.wake("first")
+    world.account.start(training_s=600.0, **SPOTLESS)
+    world.account.trouble = down
+    assert "does not answer" in str(world.governor.wake(REGION, "bert").problems)
+    world.account.trouble = lambda _operation: False
+    world.account.clock.move(600.0)
+    world.wake()
+    assert world.account.job().status == "Stopping"
+
+
+def warnings(world: World) -> list[str]:
+    return [record.reason for record in told(world) if isinstance(record.event, RuleWarning)]
+
+
+def down(operation: str) -> bool:
+    if operation == "StopTrainingJob":
+        raise Transient("SageMaker does not answer")
+    return False
 
 
 def test_books_that_cannot_be_read_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

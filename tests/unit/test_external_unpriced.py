@@ -113,5 +113,5 @@ def test_submitting_tells_of_a_budget_that_cannot_count_the_job() -> None:
     unpriced = replace(ON_DEMAND, price=None, on_demand_price=None)
     (line,) = check_policy(policy, make_spec(), (unpriced,)).warnings
     assert line.startswith("policy budget: not enforced for this job, since no price of its machines on ")
-    assert check_policy(policy, make_spec(), (unpriced, ON_DEMAND)).warnings == ()
+    assert check_policy(policy, make_spec(), (ON_DEMAND,)).warnings == ()
     assert check_policy(parse_policy(b"rules: [{max_nodes: 9}]", "p"), make_spec(), (unpriced,)).warnings == ()

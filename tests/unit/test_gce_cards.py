@@ -77,8 +77,12 @@ def test_google_would_understand_it(offering: Offering, networks: tuple[str, ...
 @pytest.mark.parametrize(
     ("machine", "gce", "told"),
     [
-        ("a3-highgpu-8g", GceResources(gpu_networks=GVNICS[:5]), "has 4 cards beside its first, 5 networks were named"),
-        ("a2-highgpu-8g", GceResources(gpu_networks=GVNICS[:1]), "has one network card, 1 networks were named"),
+        (
+            "a3-highgpu-8g",
+            GceResources(gpu_networks=GVNICS[:5]),
+            "4 cards beside its first, and 5 networks were named",
+        ),
+        ("a2-highgpu-8g", GceResources(gpu_networks=GVNICS[:1]), "has one network card, and 1 network was named"),
         ("a3-highgpu-8g", GceResources(gpu_networks=(GVNICS[0],) * 2), "subnet:gpu-1 is named twice"),
         ("a3-highgpu-8g", GceResources(network="subnet:gpu-1", gpu_networks=GVNICS[:1]), "subnet:gpu-1 is named twice"),
         ("a3-highgpu-8g", GceResources(gpu_networks=("GPU 1",)), "'GPU 1' is none"),

@@ -15,6 +15,7 @@ from stoker.providers.sagemaker import request
 from stoker.sagemaker import PyTorch, TensorFlow
 from stoker.sagemaker.arguments import BadArgument
 from stoker.sagemaker.image_python import check_image, check_packages, describe_python
+from stoker.submit.local_environment import unknown_image
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,8 @@ def test_versions_newer_than_the_table_are_taken_as_they_are() -> None:
     assert image(PyTorch, "3.1", "py315") == "dlc/pytorch:3.1-py315"
     check_image("dlc/pytorch:3.1-py315")
     spec = Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:3.1-py315"}}).spec()
-    (line,) = describe_python(spec)
+    assert describe_python(spec) == () and unknown_image(Job(run="true").spec()) == ()
+    (line,) = unknown_image(spec)
     assert line.startswith("dlc/pytorch:3.1-py315: no image of pytorch 3.1 is known (as of 20")
     check_image("repository/of-ones-own:1")
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.model.errors import UserError
+from stoker.core.daily_costs import DaySums, KnownSum
+from stoker.governor.cost_ledger import DailyCost, record_daily_cost
+from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
 from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
@@ -19,7 +21,14 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.submit import policy_check
-from stoker.submit.policy_check import BudgetForecast, check_policy, check_used_limits, forecast_budgets, limit_text
+from stoker.submit.policy_check import (
+    BudgetForecast,
+    check_policy,
+    check_used_limits,
+    forecast_budgets,
+    limit_text,
+    refusals_without_machines,
+)
 from tests.support.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.
@@ -74,6 +83,22 @@ def test_a_job_is_judged_by_the_cheapest_offering_that_would_do() -> None:
     assert coming(policy(budget(0.5, "warn"))) == ["warn"]
 
 
+def test_an_unknown_price_is_not_free() -> None:
+    unpriced, store = replace(CHEAP, machine="m9", price=None, on_demand_price=None), ScriptedWorld().store
+    assert coming(policy(budget(0.5)), HOUR, unpriced, CHEAP) == ["refuse"]
+    found = forecast_budgets(store, policy(budget(10.0)), HOUR, (unpriced, DEAR))
+    assert "this job reserves $3.58 (limits.max_runtime at $3.00/h)" in found.balances[0]
+    found = forecast_budgets(store, policy(budget(10.0)), HOUR, (unpriced,))
+    assert found.balances[0].endswith("this job reserves nothing: no price of its machines is known")
+    zones = (unpriced, replace(unpriced, zone="b"), CHEAP)
+    any_kind = replace(HOUR, resources=replace(HOUR.resources, spot="prefer"))
+    checked = check_policy(policy(budget(10.0)), any_kind, zones, store)
+    assert checked.offerings == (CHEAP,), "as governors do"
+    (line,) = checked.warnings
+    assert line.startswith("policy budget: m9 is left out: no price is known, and other machines have one; `stoker pri")
+    assert len(check_policy(policy(budget(10.0, "warn")), any_kind, zones, store).offerings) == 3
+
+
 def test_an_offering_that_the_rules_leave_out_is_not_the_cheapest() -> None:
     assert coming(policy(budget(2.0), "machines: [m2]")) == ["refuse"]
 
@@ -110,6 +135,24 @@ def test_a_refusal_names_all_rules_and_a_warning_is_told() -> None:
     assert len(found.warnings) == 2 and "2 nodes are more than 1" in found.warnings[0]
     without = check_policy(policy(budget(0.5)), HOUR, (CHEAP,))
     assert without.warnings == (), "how budgets stand is asked of the store alone"
+
+
+def test_forbidden_machines_do_not_hide_what_budgets_and_limits_refuse() -> None:
+    rules = policy(
+        "machines: [m9]", budget(0.5), "{name: room, concurrent: {gpus: 4}}", "{name: never, concurrent: {nodes: 1}}"
+    )
+    with pytest.raises(PolicyRefused) as error:
+        check_policy(rules, replace(HOUR, nodes=2), (replace(CHEAP, gpus=4),), ScriptedWorld().store)
+    found = [line.partition(":")[0] for line in error.value.problems]
+    assert found == ["policy machines", "policy budget", "policy room", "policy never"]
+
+
+def test_a_budget_that_is_spent_is_told_where_no_machine_fits() -> None:
+    rules, store = policy("max_nodes: 1", "{budget: {dollars: 1, period: month}, then: refuse}"), ScriptedWorld().store
+    assert len(refusals_without_machines(rules, replace(HOUR, nodes=2), store)) == 1
+    record_daily_cost(store, DailyCost("old-1", NOON.date(), 9, DaySums(counted=KnownSum(2.0)), {}))
+    found = refusals_without_machines(rules, replace(HOUR, nodes=2), store)
+    assert [line.partition(":")[0] for line in found] == ["policy max-nodes", "policy budget"]
 
 
 def test_the_rules_of_a_store_are_those_that_were_written(tmp_path: Path) -> None:

@@ -213,3 +213,22 @@ def test_a_name_that_is_no_identity_is_told(stoker: Stoker, store: Store, tmp_pa
         "warning: policy max-retries: except.submitter: ann",
         "warning: policy max-retries: for.submitter: joe",
     ]
+
+
+def test_approvers_that_are_never_asked_are_told(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n"
+        "- {max_nodes: 1, approvers: []}\n"
+        "- {max_retries: 1, then: warn, approvers: [jane@example.com]}\n"
+        "- {name: watched, regions: [us-east-1], audit: true, approvers: [jane@example.com]}\n"
+        "- {name: asked, regions: [us-east-1], approvers: [jane@example.com]}\n"
+        "- {name: silent, images: ['a:*'], then: warn}\n"
+    )
+    code, _, said = stoker("policy", "set", str(file))
+    assert code == 0 and versions.newest(store) == 1
+    assert [line.partition(";")[0] for line in said.splitlines() if "approvers" in line] == [
+        "warning: policy max-nodes: approvers: there are none, so no job may break the rule",
+        "warning: policy max-retries: approvers: are never asked, because the rule holds no job up (then: warn)",
+        "warning: policy watched: approvers: are never asked, because the rule holds no job up (audit)",
+    ]

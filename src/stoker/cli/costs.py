@@ -26,7 +26,7 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     shell_complete=complete_grouping,
     default="day",
     show_default=True,
-    help="Group by day, job, provider, machine, or the values of a tag, named NAME or tags.NAME.",
+    help="Group by day, job, provider, machine, the values of a tag (NAME or tags.NAME), or of several (team,project).",
 )
 @click.option(
     "--since",
@@ -56,11 +56,14 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     from stoker.cli.format import counted, print_json, say, warn
     from stoker.model.errors import UserError
     from stoker.read.cost_records import read_accounts
-    from stoker.read.costs import KINDS, NONE, report, whole_days
+    from stoker.read.costs import KINDS, NONE, report, tags_of, whole_days
     from stoker.store.base import place_text
 
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")
+    kind = next((part for part in by.split(",") if part.strip() in KINDS), None) if "," in by else None
+    if kind is not None:
+        raise UserError(f"--by {by}: several names are tags, and {kind} stands alone; the tag is tags.{kind.strip()}")
     now = datetime.now(timezone.utc)
     start, store = _since(since, now), opened_store()
     accounts = read_accounts(store, now, start)
@@ -84,9 +87,11 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
         return
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
-    tagless = found.rows and by not in KINDS and all(row.name == NONE for row in found.rows)
-    if tagless:
-        say(f"--by {by}: no job has a tag of that name{_meant(by)}")
+    tags = [] if by in KINDS or not found.rows else tags_of(by)
+    for number, tag in enumerate(tags):
+        if all(row.parts[number] == NONE for row in found.rows):
+            name = "of that name" if len(tags) == 1 else tag
+            say(f"--by {by}: no job has a tag {name}{_meant(by)}")
     if csv_file is not None:
         _write_csv(found, by, csv_file)
         return

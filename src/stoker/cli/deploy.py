@@ -204,7 +204,7 @@ def _deploy_to_aws(
     )
     if dry_run:
         print_requests(list(aws_deployment.requests(plan, built)), as_json=as_json)
-        print_dry_run_limits(remove=False)
+        print_dry_run_limits(remove=False, options="--events-from, --sagemaker, --notify")
         return
     warn_missing_parts(built)
     if before.sagemaker and not training:
@@ -332,7 +332,7 @@ def _deploy_to_gcp(
         raise UserError(f"--forget {plan.region}: this is the governor's own region")
     if dry_run:
         print_steps(gcp_resources.all_steps(plan, built), "add", as_json=as_json)
-        print_dry_run_limits(remove=False)
+        print_dry_run_limits(remove=False, options="--notify, --alert, --service-account")
         return
     warn_missing_parts(built)
     print_given_up(before.notify, plan.notify)

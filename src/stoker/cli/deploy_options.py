@@ -234,16 +234,17 @@ def agree(question: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
-def print_dry_run_limits(*, remove: bool) -> None:
-    """Print what a dry run leaves out, because it asks neither the cloud nor the store."""
+def print_dry_run_limits(*, remove: bool, options: str = "") -> None:
+    """Print what a dry run leaves out, because it asks neither the cloud nor the store.
+
+    `options` are those whose values are kept from earlier deployments.
+    """
     from stoker.cli.format import say
 
     if remove:
         say("the cloud was not asked: regions, secrets and accounts on record that are not named here are not shown")
         return
-    say(
-        "the cloud was not asked: values of earlier deployments (--events-from, --sagemaker, --notify), and the topics,"
-    )
+    say(f"the cloud was not asked: values of earlier deployments ({options}), and the topics,")
     say("secrets and regions of the policy are not shown; the clock is switched on where a job is active, else off")
 
 

@@ -50,6 +50,7 @@ def set_(file: str, note: str) -> None:
     from stoker.cli.format import counted, say
     from stoker.notifications import check_channels
     from stoker.policy import versions
+    from stoker.policy.approver_warnings import approver_warnings
     from stoker.policy.policy_file import places_of_channels
     from stoker.policy.price_warnings import price_warnings
     from stoker.submit.identity import user_at_host
@@ -57,7 +58,8 @@ def set_(file: str, note: str) -> None:
     text, source = _read(file)
     policy, store = _parsed(text, source), opened_store()
     channels = check_channels.address_warnings((each.to for each in policy.notify), places_of_channels(text, source))
-    for line in (*channels, *_checked_names(policy), *_expired_exemptions(policy), *price_warnings(policy)):
+    approvers = approver_warnings(policy, text, source)
+    for line in (*channels, *_checked_names(policy), *_expired_exemptions(policy), *approvers, *price_warnings(policy)):
         say(line)
     try:
         kept = versions.write(store, text, user_at_host(), note)

@@ -11,6 +11,7 @@ from stoker.cli.format import counted, to_json
 from stoker.core import audit, policy_rules
 from stoker.core.acceptable_offerings import acceptable
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
+from stoker.core.unpriced_offerings import left_out
 from stoker.jobfile import ResolvedJob
 from stoker.model import channel_address
 from stoker.model.offerings import Offering
@@ -139,6 +140,7 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
     fitting, _ = acceptable(bounds.spec, offered, unpriced=True)
     budget = forecast_budgets(store, policy, spec, fitting)
     unpriced = _unpriced(bounds, offered) if fitting else ""
+    without_price = left_out(policy, subject, bounds.spec, policy_rules.allowed(policy, subject, fitting))
     # Spot machines may have prices of the hour, which no table has.
     sure = not any(each.spot for each in fitting)
     return PolicyVerdict(
@@ -153,7 +155,11 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
         exempt=_exempt(policy, subject),
         notified=_notified(policy, spec),
         unpriced=unpriced if sure else "",
-        warnings=(*((unpriced,) if unpriced and not sure else ()), *uncounted(policy, spec, tuple(fitting))),
+        warnings=(
+            *((unpriced,) if unpriced and not sure else ()),
+            *uncounted(policy, spec, tuple(fitting)),
+            *dict.fromkeys(without_price.values()),
+        ),
     )
 
 

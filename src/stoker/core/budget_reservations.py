@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from stoker.core.costs import Cost, dollars_per_s, highest_possible_cost, in_dollars, valid_span_s
@@ -40,12 +40,14 @@ def micro(dollars: float) -> int:
 @dataclass(frozen=True)
 class Need:
     """Dollars that a job may still cost, the dollars per second of its machines, and the source of the number.
-    `rolling`: the job has no limit, and may cost as much from any later time on."""
+    `rolling`: the job has no limit, and may cost as much from any later time on. Not `known`: its machines have no
+    price, and nothing is reserved."""
 
     dollars: float
     dollars_per_s: float
     why: str
     rolling: bool = False
+    known: bool = True
 
     def within(self, seconds: float) -> int:
         """Millionths of a dollar that it may cost in the next `seconds`."""
@@ -118,6 +120,17 @@ class LaunchRequest:
     begun: bool = False
 
 
+def is_priced(offering: Offering) -> bool:
+    """Return whether a bound of its price is known: for spot, the on-demand price is one."""
+    return Cost(offering.price, offering.on_demand_price).at_most is not None
+
+
+def priced_of(offerings: Iterable[Offering]) -> list[Offering]:
+    """The offerings with a price; all of them where none has one."""
+    known = list(offerings)
+    return [each for each in known if is_priced(each)] or known
+
+
 def limits_of_job(policy: Policy, state: JobState, spec: Spec, now: datetime) -> EffectiveLimits:
     """The bounds of a job, its own and the policy's."""
     return effective_limits(policy, Subject(spec, now.date(), state.job, used_before(state, spec, now)))
@@ -125,7 +138,8 @@ def limits_of_job(policy: Policy, state: JobState, spec: Spec, now: datetime) ->
 
 def first_need(bounds: EffectiveLimits, offering: Offering) -> Need:
     """The need of a job that has not begun, on machines of this offering."""
-    return _need(bounds, _rate(offering, bounds.spec.nodes), 0.0, 0.0)
+    need = _need(bounds, _rate(offering, bounds.spec.nodes), 0.0, 0.0)
+    return replace(need, known=is_priced(offering))
 
 
 def launch_request(
@@ -147,9 +161,9 @@ def launch_request(
 
 
 def first_request(bounds: EffectiveLimits, offerings: Iterable[Offering], now: datetime) -> LaunchRequest | None:
-    """Build the request of a job that is not submitted yet: the least that any of these offerings needs. None where
-    there is no offering."""
-    known = list(offerings)
+    """Build the request of a job that is not submitted yet: the least that any of these offerings with a known price
+    needs. None where there is no offering."""
+    known = priced_of(offerings)
     if not known:
         return None
     need = min((first_need(bounds, offering) for offering in known), key=lambda need: need.dollars)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 
-from stoker.core.budget_reservations import LaunchRequest, Reserved, Waiting, micro
+from stoker.core.budget_reservations import LaunchRequest, Need, Reserved, Waiting, micro
 from stoker.core.budget_state import (
     FORECAST,
     FULL,
@@ -385,9 +385,11 @@ def describe_budgets(
         parts = f"{in_dollars(status.spent)} spent, {in_dollars(status.set_aside)} reserved, "
         parts += f"{in_dollars(status.left_of(budget))} left"
         left_s = (period_of(budget, now).over_at - now).total_seconds()
-        mine = (
-            f"; this job reserves {exactly(request.need.within(left_s))} ({request.need.why})"
-            if request is not None
-            else ""
-        )
+        mine = "" if request is None else f"; this job reserves {_reserved_text(request.need, left_s)}"
         yield f"{title}: {parts}{forecast_text(budget, status)}{mine}"
+
+
+def _reserved_text(need: Need, seconds: float) -> str:
+    return (
+        f"{exactly(need.within(seconds))} ({need.why})" if need.known else "nothing: no price of its machines is known"
+    )

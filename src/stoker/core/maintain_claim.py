@@ -17,6 +17,7 @@ from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import AttemptOutcome, Closed, Draining, Suspected, Warned
+from stoker.model.node_facts import Exit
 from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
 
@@ -141,9 +142,19 @@ def _drain_broken_gang(decision: JobDecision, claim: Claim) -> bool:
             reason = f"node {rank} is gone: the other nodes save, and the job resumes with all of them"
             return decision.append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
         if left is not None and left.outcome != "succeeded" and decision.job.known_unnoticed(claim):
-            reason = f"node {rank} left ({left.why}): the other nodes save"
+            reason = f"node {rank} {_exit_text(left)}: the other nodes save"
             return decision.append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
     return False
+
+
+def _exit_text(left: Exit) -> str:
+    """How a node left: `failed (exit code 1)`, `left (notice)`."""
+    if left.why != "finished":
+        return f"left ({left.why})"
+    if left.outcome != "failed":
+        return f"left ({left.outcome})"
+    why = f"signal {left.signal}" if left.signal else f"exit code {left.code}" if left.code is not None else ""
+    return f"failed ({why})" if why else "failed"
 
 
 def _time_out_silent_ranks(decision: JobDecision, claim: Claim) -> bool:

@@ -16,6 +16,7 @@ from stoker.core.job_decision import JobDecision
 from stoker.core.launch_history import waiting_since
 from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
 from stoker.core.snapshot import Launch
+from stoker.core.unpriced_offerings import left_out
 from stoker.model.durations import span_text
 from stoker.model.log_entries import Claimed, Ended, Warned
 from stoker.model.observed import Known, Unknown
@@ -62,9 +63,12 @@ def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], rea
     too_expensive = _too_expensive(decision, allowed)
     excluded = {key: held.waits for key, held in too_expensive.items()}
     excluded |= {offering.key: str(finding) for offering, finding in reclaimed if finding.refuses}
+    unpriced = left_out(policy, decision.subject, bounds.spec, allowed)
+    excluded |= unpriced
     found = place(
         decision.bounded_job,
-        allowed,
+        # Those that are left out come last: the job waits for one of the others.
+        tuple(sorted(allowed, key=lambda each: each.key in unpriced)),
         decision.settings,
         decision.now,
         bound=bounds.named("spot_wait"),
@@ -72,7 +76,7 @@ def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], rea
         used=bounds.used_of("max_cost"),
         given_up_by=bounds.named("on_demand_after") if "on_demand_after" in bounds.by_rule else "",
         excluded=excluded,
-        hopeless={key for key, held in too_expensive.items() if held.never},
+        hopeless={key for key, held in too_expensive.items() if held.never} | set(unpriced),
     )
     match found:
         case Placed(offering=offering, reason=why):

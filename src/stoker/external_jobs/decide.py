@@ -7,13 +7,14 @@ unknown facts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
-from stoker.core import audit, budget_verdict, policy_rules
+from stoker.core import audit, policy_rules
 from stoker.core.metric_rules import violation_of_values
 from stoker.core.policy_rules import PREFIX, EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs import gpu_alarms
+from stoker.external_jobs.budget_violations import budget_violations
 from stoker.external_jobs.clone_chain import CloneChain, JobEnded, JobSeen, RuleWarning, StopCancelled, Stopping
 from stoker.external_jobs.clone_decision import decide_after_end, own_limit_text
 from stoker.external_jobs.clone_request import has_tag_room
@@ -35,14 +36,14 @@ from stoker.external_jobs.snapshot import (
     lost_text,
     may_leave_spot,
     policy_limits,
-    request_of,
     subject_of,
     without_own_limits,
 )
 from stoker.external_jobs.unpriced import unpriced_warnings
+from stoker.external_jobs.violation import RuleViolation
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
-from stoker.model.policy import Policy, RuleAction
+from stoker.model.policy import Policy
 
 # Metrics and costs change without an event: they are checked this often.
 _POLL_S = 300.0
@@ -50,26 +51,17 @@ _POLL_S = 300.0
 _STOP_VISIBLE_S = 300.0
 
 
-@dataclass(frozen=True)
-class RuleViolation:
-    """A rule that a job in progress breaks. `then` is the action; a rule that is not enforced only warns."""
-
-    rule: str
-    reason: str
-    then: RuleAction
-    enforced: bool = True
-
-
 def decide(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> ExternalJobPlan:
     """Decide the actions for a job. After they are carried out, deciding again gives no more actions."""
     job = snapshot.job
     actions: list[ExternalJobAction] = []
-    another = snapshot.chain.is_another(job.name, job.created_at)
-    if another or job.name not in snapshot.chain.seen:
-        in_progress = job.status == "InProgress"
-        actions.append(
-            RecordEvent(JobSeen(job.name, in_progress, job.created_at), f"{job.status} when it was first seen")
-        )
+    another, in_progress = snapshot.chain.is_another(job.name, job.created_at), job.status == "InProgress"
+    seen = RecordEvent(JobSeen(job.name, in_progress, job.created_at), f"{job.status} when it was first seen")
+    first_sight = job.name not in snapshot.chain.seen
+    # The entry of a job that trains already comes last: it says that the budgets have judged it.
+    seen_last = first_sight and in_progress and job.trained_s(now) > 0 and isinstance(snapshot.budget_state, Known)
+    if another or (first_sight and not seen_last):
+        actions.append(seen)
     if another:
         # Everything in the log is about an earlier job of the same name.
         return ExternalJobPlan(tuple(actions))
@@ -97,6 +89,8 @@ def decide(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> Exte
         actions.append(stop)
     if not isinstance(stop, StopJob) and _may_cancel_stop(snapshot.chain, job.name, now):
         actions.append(RecordEvent(StopCancelled(job.name), "it was not stopped yet, and no rule wants that any more"))
+    if seen_last:
+        actions.append(seen)
     rules = gpu_alarms.accelerator_rules(policy, subject)
     actions += _alarms(snapshot, gpu_alarms.wanted_alarms(rules, job, snapshot.gpus, snapshot.start, snapshot.topic))
     next_pass_in_s = _next_pass_s(snapshot, policy, subject, now)
@@ -133,7 +127,7 @@ def _violations(
     for offering in snapshot.job.offerings(snapshot.price, snapshot.gpus):
         for finding in policy_rules.broken(policy, subject, (offering,)):
             yield _refusal_violation(snapshot, finding)
-    yield from _budget_violations(snapshot, policy, subject, now)
+    yield from budget_violations(snapshot, policy, subject, now)
     yield from _limit_violations(snapshot, policy_limits(policy, subject), now)
     for rule, bounds in audit.audited_limits(
         policy, without_own_limits(subject), "max_runtime_s", "max_cost", "max_wait_s"
@@ -164,19 +158,6 @@ def _refusal_violation(snapshot: ExternalJobSnapshot, finding: RuleFinding) -> R
 
 def _violation(finding: RuleFinding) -> RuleViolation:
     return RuleViolation(finding.code, str(finding), finding.rule.action, finding.enforced)
-
-
-def _budget_violations(
-    snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, now: datetime
-) -> Iterator[RuleViolation]:
-    """The budgets that were spent, and the limits that had no room, before the job began to train. An external job
-    cannot be made to wait, so `wait` only warns."""
-    if not isinstance(snapshot.budget_state, Known) or snapshot.job.trained_s(now):
-        return
-    request = request_of(snapshot, snapshot.job.created_at or now)
-    for each in budget_verdict.judge(policy, subject, snapshot.budget_state, now, request):
-        if isinstance(each, budget_verdict.LaunchDenied):
-            yield RuleViolation(each.rule, each.reason, "refuse" if each.refuses else "warn")
 
 
 def _limit_violations(

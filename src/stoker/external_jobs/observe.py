@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from stoker.core.budget_state import BudgetState, has_budget
-from stoker.core.policy_rules import Subject
+from stoker.core.policy_rules import Subject, applies
 from stoker.external_jobs import chain_log, gpu_alarms, training_job
 from stoker.external_jobs.apply import ExternalJobApplier
 from stoker.external_jobs.aws_account import (
@@ -22,7 +22,12 @@ from stoker.external_jobs.aws_account import (
 from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
-from stoker.external_jobs.snapshot import ExternalJobSnapshot, refusals, subject_of
+from stoker.external_jobs.snapshot import (
+    ExternalJobSnapshot,
+    is_judged_by_budgets,
+    refusals,
+    subject_of,
+)
 from stoker.external_jobs.training_job import NAME, ExternalJob
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory, active_jobs
@@ -71,9 +76,11 @@ class ExternalJobObserver:
             since = self._governed_since(policy, account.region)
             tail = _observed(lambda: account.tail(job.name, job.last_training_at)) if job.status == "Failed" else None
         subject = subject_of(job, chain, now)
-        rules_since = {} if job.over else self._rules_since(policy, job, subject)
-        # Budgets matter while the job waits for machines, or where a clone may follow.
-        wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
+        rules_since = {} if job.over else self._rules_since(policy, job, chain, subject, now)
+        # Budgets matter until the job was let in, or where a clone may follow.
+        wants = job.status in ("Failed", "Stopped") or (
+            job.status == "InProgress" and is_judged_by_budgets(job, chain, policy, now)
+        )
         budget_state = self.budget_state(policy, job, now) if wants else None
         return ExternalJobSnapshot(
             job=job,
@@ -154,13 +161,19 @@ class ExternalJobObserver:
     def _governed_since(self, policy: Policy, region: str) -> datetime | None:
         return self._policy_history.since(policy, partial(_governs, region))
 
-    def _rules_since(self, policy: Policy, job: ExternalJob, subject: Subject) -> dict[str, datetime]:
+    def _rules_since(
+        self, policy: Policy, job: ExternalJob, chain: CloneChain, subject: Subject, now: datetime
+    ) -> dict[str, datetime]:
         """Since when each rule that would have refused this job exists, unchanged and for the job's region."""
+        rules = [finding.rule for finding in refusals(policy, job, subject)]
+        if job.trained_s(now) and is_judged_by_budgets(job, chain, policy, now):
+            shared = policy.about("budget", "concurrent")
+            rules += [rule for rule in shared if rule.action == "refuse" and applies(rule, subject)]
         found = {}
-        for finding in refusals(policy, job, subject):
-            at = self._policy_history.since(policy, partial(_has_rule, finding.rule, job.region))
+        for rule in rules:
+            at = self._policy_history.since(policy, partial(_has_rule, rule, job.region))
             if at is not None:
-                found[finding.rule.name] = at
+                found[rule.name] = at
         return found
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from stoker.core import budget_verdict, policy_rules
 from stoker.core.budget_reservations import LaunchRequest, Need
-from stoker.core.budget_state import BudgetState
+from stoker.core.budget_state import BudgetState, code_of
 from stoker.core.name_list import first_names
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
@@ -150,6 +150,20 @@ def policy_limits(policy: Policy, subject: Subject) -> EffectiveLimits:
 def without_own_limits(subject: Subject) -> Subject:
     """The subject without the limits that SageMaker enforces."""
     return replace(subject, spec=replace(subject.spec, limits=Limits()))
+
+
+def is_judged_by_budgets(job: ExternalJob, chain: CloneChain, policy: Policy, now: datetime) -> bool:
+    """Return whether budgets and limits of machines at the same time judge a job in progress: until it trains.
+
+    A job that already trains when it is first seen is judged in that pass, and until a stop by such a rule was carried
+    out. Clones were judged when they were made.
+    """
+    if not job.trained_s(now):
+        return True
+    stop, rules = chain.stops.get(job.name), policy.about("budget", "concurrent")
+    if stop is not None:
+        return any(stop.rule == code_of(rule) for rule in rules)
+    return job.name not in chain.seen and not any(clone.name == job.name for clone in chain.clones.values())
 
 
 def clone_objection(

@@ -4,7 +4,7 @@ summaries alone."""
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
@@ -44,7 +44,8 @@ class Amount:
 class CostRow:
     """The costs of one row. Parts of the waste never overlap: idle time is not counted as lost too."""
 
-    name: str
+    # One value, or one for each of several tags.
+    parts: tuple[str, ...]
     jobs: set[str] = field(default_factory=set)
     spent: Amount = field(default_factory=Amount)
     on_demand: Amount = field(default_factory=Amount)
@@ -55,6 +56,10 @@ class CostRow:
     waiting: Amount = field(default_factory=Amount)
     # The on-demand cost that `saved` refers to.
     _basis: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.parts)
 
     @property
     def saved_share(self) -> float | None:
@@ -111,10 +116,10 @@ class CostReport:
 def report(
     records: Iterable[IndexRecord], removed: Iterable[DailyCost], by: str, now: datetime, since: datetime | None = None
 ) -> CostReport:
-    """Compute the rows by `day`, `job`, `provider`, `machine` or the name of a tag; a tag with one of these names is
-    written with `tags.` before it. `removed` has the costs of removed jobs."""
-    rows: dict[str, CostRow] = {}
-    total = CostRow("total")
+    """Compute the rows by `day`, `job`, `provider`, `machine`, or the name of a tag or several (`team,project`); a
+    tag with one of these names is written with `tags.` before it. `removed` has the costs of removed jobs."""
+    rows: dict[tuple[str, ...], CostRow] = {}
+    total = CostRow(("total",))
     for record in records:
         naming = _naming(record, by)
         for spell, shares in _spells(record, now, since):
@@ -126,8 +131,8 @@ def report(
     for each_spent in removed:
         if since is not None and each_spent.day < since.date():
             continue
-        name = _name_of_removed(each_spent, by)
-        for each in (rows.setdefault(name, CostRow(name)), total):
+        parts = _name_of_removed(each_spent, by)
+        for each in (rows.setdefault(parts, CostRow(parts)), total):
             each.add_sums(each_spent.job, each_spent.sums)
             each.waste(_UNKNOWN, None)
     ordered = sorted(rows.values(), key=lambda row: row.name if by == "day" else (-(row.spent.known or 0.0), row.name))
@@ -184,28 +189,32 @@ def shares_of(claim: Claim, attempt: AttemptSummary | None, now: datetime, heard
     )
 
 
-def _naming(record: IndexRecord, by: str) -> Callable[[PaidSpan], str]:
+def _naming(record: IndexRecord, by: str) -> Callable[[PaidSpan], tuple[str, ...]]:
     if by == "day":
-        return lambda spell: spell.day.isoformat()
+        return lambda spell: (spell.day.isoformat(),)
     if by == "provider":
-        return lambda spell: spell.claim.offering.provider
+        return lambda spell: (spell.claim.offering.provider,)
     if by == "machine":
-        return lambda spell: spell.claim.offering.machine
-    name = record.state.job if by == "job" else record.summary.tags.get(_tag(by), NONE)
-    return lambda _spell: name
+        return lambda spell: (spell.claim.offering.machine,)
+    parts = (record.state.job,) if by == "job" else _values(record.summary.tags, by)
+    return lambda _spell: parts
 
 
-def _name_of_removed(spent: DailyCost, by: str) -> str:
+def _name_of_removed(spent: DailyCost, by: str) -> tuple[str, ...]:
     if by == "day":
-        return spent.day.isoformat()
+        return (spent.day.isoformat(),)
     if by in ("provider", "machine"):
-        return REMOVED
-    return spent.job if by == "job" else spent.tags.get(_tag(by), NONE)
+        return (REMOVED,)
+    return (spent.job,) if by == "job" else _values(spent.tags, by)
 
 
-def _tag(by: str) -> str:
-    """The name of the tag, written as in `--set`."""
-    return by.removeprefix("tags.")
+def tags_of(by: str) -> list[str]:
+    """The names of the tags, written as in `--set`; several have commas between them."""
+    return [name.strip().removeprefix("tags.") for name in by.split(",")]
+
+
+def _values(tags: Mapping[str, str], by: str) -> tuple[str, ...]:
+    return tuple(tags.get(name, NONE) for name in tags_of(by))
 
 
 # A cell that begins with one of these is a formula for spreadsheets: a tag could then run something.
@@ -218,12 +227,13 @@ def write_csv(file: TextIO, found: CostReport, by: str) -> int:
     Unknown amounts are empty; `incomplete` names the amounts of which a part is unknown.
     """
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow((_cell(by), "jobs", *AMOUNTS, "incomplete"))
+    titles = (_cell(title.strip()) for title in by.split(","))
+    writer.writerow((*titles, "jobs", *AMOUNTS, "incomplete"))
     for row in found.rows:
         amounts = [getattr(row, name) for name in AMOUNTS]
         known = ["" if amount.known is None else round(amount.known, 6) for amount in amounts]
         missing = " ".join(name for name, amount in zip(AMOUNTS, amounts, strict=True) if not amount.complete)
-        writer.writerow((_cell(row.name), len(row.jobs), *known, missing))
+        writer.writerow((*map(_cell, row.parts), len(row.jobs), *known, missing))
     return len(found.rows)
 
 

@@ -38,12 +38,8 @@ def check_image(image: str) -> None:
 
 
 def describe_python(spec: Spec) -> tuple[str, ...]:
-    """A line about a Python of the image that is known, and older than Stoker's own; or about an image that is not
-    known."""
+    """A line about a Python of the image that is known, and older than Stoker's own."""
     container = spec.environment.container
-    unchecked = dlc_images.unchecked(container.image) if container is not None else None
-    if unchecked is not None:
-        return (unchecked,)
     python = dlc_images.python_of(container.image) if container is not None else None
     if container is None or python is None or python >= dlc_images.OLDEST_AGENT_PYTHON:
         return ()

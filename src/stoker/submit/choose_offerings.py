@@ -111,7 +111,7 @@ def choose_offerings(
         fitting = fitting_offerings(limits, provider, offered, unpriced=offline)
     except UserError as error:
         # The submitter learns of everything at once.
-        problems = refusals_without_machines(policy, spec)
+        problems = refusals_without_machines(policy, spec, store)
         if not problems:
             raise
         raise PolicyRefused((*problems, str(error))) from None

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stoker.core.poisoned_checkpoints import NONE_POISONED, poisoned_checkpoints
 from stoker.jobfile.provider_fields import set_fields
-from stoker.model import docker_flags, keys, secret_refs
+from stoker.model import dlc_images, docker_flags, keys, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Container, Spec
@@ -186,6 +186,13 @@ def _check_member(field: str, reference: str) -> None:
         fetch(field, reference, os.environ)
     except SetupFailed as error:
         raise UserError(str(error)) from None
+
+
+def unknown_image(spec: Spec) -> tuple[str, ...]:
+    """A line about a Deep Learning Container of a version that no table has."""
+    container = spec.environment.container
+    line = dlc_images.unchecked(container.image) if container is not None else None
+    return () if line is None else (line,)
 
 
 def _check_engine(spec: Spec, capabilities: Capabilities) -> None:

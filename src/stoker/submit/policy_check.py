@@ -17,6 +17,7 @@ from stoker.core.market import by_expected_cost
 from stoker.core.policy_defaults import FilledSpec, fill_in
 from stoker.core.policy_rules import EffectiveLimits, Subject
 from stoker.core.prior_usage import used_before
+from stoker.core.unpriced_offerings import left_out
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
@@ -80,7 +81,10 @@ def forecast_budgets(
     now = datetime.now(timezone.utc)
     subject, books = Subject(spec, now.date(), job), read_budget_state(store, policy, now)
     bounds = policy_rules.effective_limits(policy, subject)
-    ask = first_request(bounds, policy_rules.allowed(policy, subject, offerings), now)
+    offered = tuple(offerings)
+    # Where the rules forbid all machines, the budgets speak of those that the job asks for: people learn of everything
+    # at once.
+    ask = first_request(bounds, policy_rules.allowed(policy, subject, offered) or offered, now)
     exceeded = budget_verdict.forecast(policy, subject, books, now, ask)
     if not isinstance(books, Known):
         return BudgetForecast(exceeded)
@@ -125,8 +129,10 @@ def check_policy(
         subject, approved = Subject(spec, _today(), job), policy_rules.without_pending(policy, pending)
         judged = replace(judged, allowed=policy_rules.allowed(approved, subject, offerings))
     limits = limits or policy_limits(policy, spec, job)
+    unpriced = left_out(policy, Subject(spec, _today(), job), limits.spec, judged.allowed)
+    usable = tuple(each for each in judged.allowed if each.key not in unpriced)
     return PolicyCheck(
-        offerings=_in_launch_order(policy, spec, store, judged.allowed),
+        offerings=_in_launch_order(policy, spec, store, usable),
         warnings=(
             *(submitter_doubts if judged.names_submitters else ()),
             *(
@@ -136,16 +142,21 @@ def check_policy(
             ),
             *(reason for reason, _ in budget.exceeded),
             *uncounted(policy, spec, judged.allowed),
+            *dict.fromkeys(unpriced.values()),
         ),
         notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
         limits=limits,
     )
 
 
-def refusals_without_machines(policy: Policy, spec: Spec, job: str | None = None) -> tuple[str, ...]:
+def refusals_without_machines(policy: Policy, spec: Spec, store: Store | None = None) -> tuple[str, ...]:
     """Everything that the rules refuse whatever the machines, one line each: for a job that no machine fits."""
-    found = policy_rules.broken(policy, Subject(spec, _today(), job))
-    return tuple(line for each in found if each.refuses and not each.needs_approval for line in each.lines)
+    found = policy_rules.broken(policy, Subject(spec, _today()))
+    budget = forecast_budgets(store, policy, spec, ()) if store is not None else BudgetForecast()
+    return (
+        *(line for each in found if each.refuses and not each.needs_approval for line in each.lines),
+        *(reason for reason, then in budget.exceeded if then == "refuse"),
+    )
 
 
 def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:

@@ -37,6 +37,7 @@ from stoker.submit.local_environment import (
     missing_script,
     store_environ,
     submitter_environ,
+    unknown_image,
     unmasked,
     unreachable,
 )
@@ -238,6 +239,7 @@ def _warnings(
         *packages.missing,
         *loopback_addresses,
         *unmasked(packages.spec),
+        *unknown_image(packages.spec),
         *unpriced_spot_warning(choice),
         *idle_gpus_warning(choice.spec, choice.offerings),
         *reservation_lines(choice.limits, choice.offerings, datetime.now(timezone.utc)),

@@ -100,6 +100,7 @@ def check(spec: Spec) -> None:
         if isinstance(key, str) and key.startswith("stoker:"):
             raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
     overrides.check(ec2.overrides)
+    root_volume.check(spec)
     # "If you specify a network interface, you must specify any security groups as part of the network interface instead
     # of using this parameter" (RunInstances, SecurityGroups), and an interface takes ids alone.
     if (ec2.efa or ec2.public_ip is not None) and "SecurityGroups" in ec2.overrides:

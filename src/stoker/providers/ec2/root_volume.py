@@ -17,9 +17,11 @@ from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2 import catalog, overrides
 from stoker.providers.ec2.images import Ec2Image
 from stoker.providers.machine_types import disk_size
+from stoker.providers.volume_sizes import VolumeSizes
 
 # The throughput and operations of gp3 by default, and the most throughput that operations allow: "0.25 MiB/s per
 # provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+_KIND = "gp3"
 _MIB_S = 125
 _IOPS = 3000
 _MIB_S_PER_IOPS = 0.25
@@ -31,13 +33,27 @@ _GP2_IOPS_PER_GIB = 3
 _GP2_MOST_IOPS = 16_000
 _GP2_FAST_GIB = 334
 _GP2_MIB_S = 250
+# "gp2: 1 - 16,384 GiB, gp3: 1 - 65,536 GiB, io1: 4 - 16,384 GiB, io2: 4 - 65,536 GiB, st1 and sc1: 125 - 16,384 GiB,
+# standard: 1 - 1024 GiB" (EbsBlockDevice, VolumeSize).
+_SIZES = VolumeSizes(
+    "EC2",
+    {
+        "gp2": (1, 16_384),
+        "gp3": (1, 65_536),
+        "io1": (4, 16_384),
+        "io2": (4, 65_536),
+        "st1": (125, 16_384),
+        "sc1": (125, 16_384),
+        "standard": (1, 1024),
+    },
+)
 # A size that only EC2 knows, until the image was looked up: `filled` replaces it.
 _BESIDE = re.compile(r"\(the image's size and ([0-9]+) GiB\)")
 
 
 def ebs(order: LaunchOrder, image: Ec2Image) -> dict[str, Any]:
     """The volume, as RunInstances takes it."""
-    volume: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
+    volume: dict[str, Any] = {"VolumeType": _KIND, "DeleteOnTermination": True}
     own_disks = uses_own_disks(order.spec, order.offering.machine, order.inputs_bytes)
     size = _size(order.spec, image, order.inputs_bytes, own_disks=own_disks)
     # A GPU that waits for its disk costs more than a faster disk.
@@ -50,6 +66,26 @@ def ebs(order: LaunchOrder, image: Ec2Image) -> dict[str, Any]:
     volume |= {"Throughput": mib_s} if mib_s > _MIB_S else {}
     volume |= {"Iops": iops} if iops > _IOPS else {}
     return volume if size is None else volume | {"VolumeSize": size}
+
+
+def check(spec: Spec) -> None:
+    """Raise UserError for a size that volumes of the type do not have: of the root volume, and of volumes in the
+    overrides."""
+    ec2 = spec.resources.ec2 or Ec2Resources()
+    root_kind = _KIND
+    for index, disk in enumerate(ec2.overrides.get("BlockDeviceMappings") or ()):
+        volume = disk.get("Ebs") if isinstance(disk, Mapping) else None
+        if not isinstance(volume, Mapping):
+            continue
+        kind, size = str(volume.get("VolumeType", _KIND)), volume.get("VolumeSize")
+        if isinstance(size, int):
+            where = f"resources.ec2.overrides.BlockDeviceMappings[{index}].Ebs.VolumeSize"
+            _SIZES.check(where, kind, size)
+        elif "SnapshotId" not in volume:
+            # Without a size it is the root volume, whose size resources.disk gives.
+            root_kind = kind
+    if spec.resources.disk_bytes is not None:
+        _SIZES.check("resources.disk", root_kind, disk_size(spec.resources.disk_bytes))
 
 
 def uses_own_disks(spec: Spec, machine: str, inputs_bytes: int) -> bool:

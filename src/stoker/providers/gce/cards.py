@@ -46,7 +46,9 @@ def check(spec: Spec) -> None:
         most = len(_FURTHER.get(machine, ()))
         if len(gce.gpu_networks) > most:
             beside = f"{most} cards beside its first" if most else "one network card"
-            raise UserError(f"{FIELD}: {machine} has {beside}, {len(gce.gpu_networks)} networks were named")
+            named = len(gce.gpu_networks)
+            were = "1 network was" if named == 1 else f"{named} networks were"
+            raise UserError(f"{FIELD}: {machine} has {beside}, and {were} named")
     repeated = sorted({name for name in gce.gpu_networks if gce.gpu_networks.count(name) > 1 or name == gce.network})
     if repeated:
         raise UserError(f"{FIELD}: {repeated[0]} is named twice; each network card needs a network of its own")

@@ -24,6 +24,7 @@ from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
     cards,
     catalog,
+    disk_sizes,
     flex_group,
     flex_start,
     identity,
@@ -47,7 +48,6 @@ _API = "/compute/v1"
 _NOTICE_S = 120
 # The bounds of Compute Engine's maxRunDuration.
 _LIFE_S = (30, 120 * 24 * 3600)
-_LEAST_DISK = 10
 # Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
 # TPU v5e and v5p take it.
 _HYPERDISK = re.compile(r"(?!ct5)[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
@@ -123,8 +123,6 @@ def check(spec: Spec) -> None:
         images.find(resources.image, "x86_64")
         if not catalog.is_tpu(resources.gpus.name if resources.gpus else ""):
             image_info.check_driver(spec, images.PLAIN)
-    if resources.disk_bytes is not None and disk_size(resources.disk_bytes) < _LEAST_DISK:
-        raise UserError(f"resources.disk: Compute Engine's disks have {_LEAST_DISK}GB at least")
     gce = resources.gce or GceResources()
     if gce.project:
         places.check_project(gce.project)
@@ -139,6 +137,7 @@ def check(spec: Spec) -> None:
     flex_start.check(spec)
     tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
+    disk_sizes.check(resources)
 
 
 def _check_links(resources: Resources) -> None:

@@ -24,6 +24,7 @@ from stoker.providers.ec2 import places
 from stoker.providers.machine_types import disk_size
 from stoker.providers.sagemaker import catalog, channels, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
+from stoker.providers.volume_sizes import VolumeSizes
 
 # The name of the role that `stoker iam sagemaker` describes.
 DEFAULT_ROLE = "stoker-training"
@@ -32,6 +33,9 @@ ACCOUNT = "(this account)"
 # For jobs that name no container: AWS's own, with and without GPUs.
 DEFAULT_IMAGE = "dlc/pytorch:2.5-py311"
 _DEFAULT_DISK_GB = 50
+# "SageMaker doesn't provision Amazon EBS General Purpose SSD (gp2) storage" on types with own disks alone
+# (ResourceConfig, VolumeSizeInGB), and gp2 has 1 to 16,384 GiB (EbsBlockDevice, VolumeSize).
+_SIZES = VolumeSizes("SageMaker", {"gp2": (1, 16_384)})
 # SageMaker's longest run time of a training job; and that of an account whose quota was not raised.
 _LONGEST_S = 28 * 86400
 USUAL_S = 5 * 86400
@@ -86,6 +90,8 @@ def check(spec: Spec) -> None:
     if bool(ours.subnets) != bool(ours.security_groups):
         missing = "security_groups" if ours.subnets else "subnets"
         raise UserError(f"resources.sagemaker.{missing}: SageMaker takes subnets and security groups together")
+    if spec.resources.disk_bytes is not None:
+        _SIZES.check("resources.disk", "gp2", disk_size(spec.resources.disk_bytes))
     _check_python(spec)
     channels.check(spec, ours)
     _check_keep_alive(spec, ours)
