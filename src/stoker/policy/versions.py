@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
@@ -90,9 +91,15 @@ def parsed_policy(stored: PolicyVersion | None) -> Policy:
     if stored is None:
         return NO_RULES
     try:
-        return parse_policy(stored.written.text.encode(), stored.source, version=stored.version)
+        return _parsed_text(stored.written.text, stored.source, stored.version)
     except SpecError as error:
         raise SpecError(f"{error}; a newer Stoker may have written it: update this one") from error
+
+
+@lru_cache(maxsize=16)
+def _parsed_text(text: str, source: str, version: int) -> Policy:
+    """Several readers of one process need the same few versions, and parsing one takes milliseconds."""
+    return parse_policy(text.encode(), source, version=version)
 
 
 def current_policy(store: Store) -> Policy:

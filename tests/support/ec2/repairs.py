@@ -32,6 +32,7 @@ _MOST_USER_DATA = 16384
 _CONSOLE_BYTES = 64 * 1024
 _PRODUCT = "Linux/UNIX"
 _IMAGE_GIB = 8
+_LISTS_OF_MACHINES = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
 
 # moto answers 500 to filters that it does not know.
 filter_dict_attribute_mapping.update(
@@ -60,6 +61,8 @@ class Region:
     # How long a new instance is not seen yet by those who look.
     listing_lag_s: float = 0.0
     launching: threading.Lock = field(default_factory=threading.Lock)
+    # (region, operation, what was asked) -> the whole answer.
+    written: dict[tuple[str, str, str], tuple[int, dict[str, Any], Any]] = field(default_factory=dict)
 
 
 class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by mypy
@@ -82,6 +85,17 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         except NotImplementedError as error:
             told = Failure("InvalidAction", f"The fake EC2 does not know: {error}")
             return told.status, {"Content-Type": "text/xml;charset=UTF-8"}, error_body(told)
+
+    def serialized(self, action_result: Any) -> Any:
+        """Write down once what machines there are: it never changes, and takes seconds of a processor."""
+        action = self._get_action()
+        if action not in _LISTS_OF_MACHINES or isinstance(action_result.result, Exception):
+            return super().serialized(action_result)
+        key = (self.region, action, _fingerprint(self.params))
+        if key not in self.cloud.written:
+            self.cloud.written[key] = super().serialized(action_result)
+        status, headers, body = self.cloud.written[key]
+        return status, dict(headers), body
 
     def error_on_dryrun(self) -> None:
         if self._get_param("DryRun", False):
