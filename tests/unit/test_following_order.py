@@ -164,7 +164,7 @@ def test_the_status_is_removed_whatever_ends_the_following(tmp_path: Path, error
     with pytest.raises(type(error)):
         Follower(store, JOB, screen).run(sleep=interrupt)
     assert screen.closed == ["clear", "flush"]
-    assert screen.statuses == ["queued"]
+    assert screen.statuses == [f"{JOB} · queued"]
 
 
 def test_a_terminal_that_is_gone_does_not_hide_why_one_leaves(tmp_path: Path) -> None:
