@@ -63,6 +63,24 @@ def test_the_image_keeps_its_own_and_what_leads_nowhere_leads_nowhere(data: Path
     assert follow(data) == {}
 
 
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        *((f"/{name}/x", False) for name in ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc")),
+        *((f"/{name}/x", False) for name in ("run", "sbin", "sys", "usr")),
+        *((name, False) for name in ("/", "/home", "/opt", "/root", "/tmp", "/var")),
+        *((name, True) for name in ("/home/x", "/opt/x", "/root/x", "/tmp/x", "/var/x", "/mnt", "/mnt/x", "/binary")),
+    ],
+)
+def test_folders_of_the_system_are_the_images_and_all_others_are_seen(
+    data: Path, monkeypatch: pytest.MonkeyPatch, target: str, seen: bool
+) -> None:
+    (data / "link").symlink_to(target)
+    # All of them are there.
+    monkeypatch.setattr(Path, "resolve", lambda path, strict: Path("/resolved", *path.readlink().parts[1:]))
+    assert follow(data) == ({target: f"/resolved{target}"} if seen else {})
+
+
 def test_folders_that_lead_to_each_other_have_an_end(data: Path) -> None:
     (data / "out").symlink_to(data.parent / "elsewhere")
     (data.parent / "elsewhere" / "back").symlink_to(data)

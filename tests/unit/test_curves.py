@@ -209,7 +209,8 @@ def test_jobs_logs_metrics_and_checkpoints_from_python(store: Store) -> None:
     comparison = client.compare(["gpt"])
     assert comparison.metric_names == ["acc", "loss"]
     assert [point.value for point in comparison.points("loss")] == [0.5, 0.4]
-    assert comparison.points("nonesuch") == []
+    both = client.compare(["gpt", "other"])
+    assert [point.job for point in both.points("loss")] == [job, job], "the other has none"
 
 
 def test_a_checkpoint_is_pulled_from_python(store: Store, tmp_path: Path) -> None:

@@ -96,6 +96,17 @@ def test_without_a_state_claims_have_their_numbers() -> None:
     assert news(entry(Closed(2, "dry", "no-capacity")), None) == "no capacity: because"
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("AuthDenied", "InvalidRequest", "NoSuchResource", "QuotaExceeded", "boot-failed", "gone", "no-capacity"),
+        *("no-offering", "partial-gang", "subnet-full", "unexplained"),
+    ],
+)
+def test_rules_whose_names_say_little_are_explained(rule: str) -> None:
+    assert rule_text(rule).startswith(f"{rule}: ")
+
+
 def test_rules_that_explain_themselves_stand_alone() -> None:
     assert rule_text("gone") == "gone: the machine is gone"
     assert rule_text("finished") == "finished"

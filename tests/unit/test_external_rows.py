@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -14,7 +15,7 @@ from stoker.external_jobs.govern import _with_alarm_problems
 from stoker.external_jobs.index_rows import is_due
 from stoker.external_jobs.notifications import ExternalJobNotifier
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
-from stoker.model import keys
+from stoker.model import codec, keys
 from stoker.model.policy import Policy
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
@@ -27,6 +28,7 @@ POLICY = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
 ROW = ExternalJobRow(
     "bert", "us-east-1", "bert", "InProgress", "Training", NOW, NOW, modified_at=NOW, policy=POLICY.digest
 )
+REQUIRED = ("name", "region", "origin", "status", "secondary", "created_at", "looked_at")
 LISTED = TrainingJobSummary("bert", "InProgress", "Training", NOW)
 
 
@@ -48,6 +50,14 @@ def test_a_status_is_told_as_a_phase(status: str, secondary: str, phase: str, ou
     row = replace(ROW, status=status, secondary=secondary)
     found = index_rows.summary(row)
     assert (row.phase, found.phase, found.outcome) == (phase, phase, outcome)
+
+
+def test_a_row_that_tells_little_is_read_with_little_assumed() -> None:
+    text = codec.dumps(ExternalJobRow("a", "us-east-1", "a", "InProgress", "Training", NOW, NOW, nodes=2, spot=True))
+    known = {name: value for name, value in json.loads(text).items() if name in REQUIRED}
+    row = codec.loads(ExternalJobRow, json.dumps(known).encode())
+    assert (row.nodes, row.spot, row.trained_s, row.interruptions, row.seq) == (1, False, 0.0, 0, 0)
+    assert (row.settled, row.own, row.cost, row.gpus) == (False, False, None, None)
 
 
 def test_lists_tell_whose_it_is_and_where_it_comes_from() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model import keys
+from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked, Submitted
 from stoker.model.offerings import Offering
 from stoker.read import follow
@@ -164,7 +165,24 @@ def test_the_status_is_removed_whatever_ends_the_following(tmp_path: Path, error
     with pytest.raises(type(error)):
         Follower(store, JOB, screen).run(sleep=interrupt)
     assert screen.closed == ["clear", "flush"]
-    assert screen.statuses == ["queued"]
+    assert screen.statuses == [f"{JOB} · queued"]
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path) -> None:
+    store, screen, failed = open_store(str(tmp_path / "store")), Live(), list[str]()
+    append(store, Submitted(spec_digest="0" * 64, submitter="jane"), Ended(outcome="failed", rule="test"))
+
+    class Away:
+        url, is_local = store.url, True
+
+        def __getattr__(self, name: str) -> object:
+            if len(failed) < 2:
+                failed.append(name)
+                raise StoreUnavailable("no route")
+            return getattr(store, name)
+
+    Follower(Away(), JOB, screen).run(sleep=lambda _s: None)  # type: ignore[arg-type]
+    assert len(failed) == 2 and screen.shown == ["[stoker] failed: because"]
 
 
 def test_a_terminal_that_is_gone_does_not_hide_why_one_leaves(tmp_path: Path) -> None:

@@ -94,3 +94,18 @@ def test_signatures_are_those_that_were_written() -> None:
 def test_a_wrong_name_names_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'sumbit'; did you mean submit\?"):
         stoker.sumbit  # noqa: B018
+
+
+def test_every_exported_name_is_there() -> None:
+    root = Path(stoker.__file__).parent
+    exporting = [
+        path
+        for path in root.rglob("*.py")
+        for node in ast.parse(path.read_bytes()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert len(exporting) > 10
+    for path in exporting:
+        name = ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+        module = importlib.import_module(name)
+        assert [one for one in module.__all__ if not hasattr(module, one)] == [], name

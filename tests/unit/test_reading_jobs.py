@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +25,7 @@ from stoker.read.log_cursor import NodeCursor
 from stoker.read.logs import NodeLog
 from stoker.store import job_index
 from stoker.store.base import Meta
+from stoker.store.find_job import ID_ALPHABET
 from stoker.store.job_index import IndexRecord, write_index
 from stoker.store.log_chunks import MAX_READ_BYTES, Segment, encode_segment
 from stoker.testing.memory_store import MemoryStore
@@ -470,3 +472,8 @@ def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
     parts = [checkpoints.CheckpointFile(0, blob) for blob in blobs]
     checkpoints.fetch_files(ScriptedWorld().store, A, parts, tmp_path, lambda *given: told.append(given))
     assert told == [(10, 40), (40, 40)]
+
+
+def test_ids_are_typed_easily() -> None:
+    """Without capitals, vowels that make words, and characters that look alike."""
+    assert re.fullmatch("[b-df-hj-km-np-tv-z2-9]{28}", ID_ALPHABET)

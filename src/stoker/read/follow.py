@@ -110,15 +110,15 @@ class Follower:
 
     def _refresh(self) -> None:
         """When it is due, read the status where it is shown, and show a new reason for waiting."""
+        if self.state is None:
+            return  # The store has not answered yet.
         usual_s = _STATUS_LOCAL_S if self._store.is_local else _STATUS_REMOTE_S
         now_s = time.monotonic()
         if now_s - self._read_at_s < (_STALE_S if self._stale else usual_s):
             return
         self._read_at_s, self._stale = now_s, False
         before, self._waiting = self._waiting, ""
-        if self.state is None:
-            self._status = Status()
-        elif self._screen.shows_status:
+        if self._screen.shows_status:
             self._status = status_of(self._store, self._job, self.state)
             self._waiting = self._status.waiting
         elif self._events and self.state.queued:
