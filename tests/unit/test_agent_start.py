@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -404,3 +405,11 @@ def test_a_command_goes_into_the_container_of_the_training(
     [(engine, root, command, folder, environ)] = visited
     assert (engine, root, command, folder) == ("docker", tmp_path, ["ls"], tmp_path / "code")
     assert isinstance(environ, dict) and environ["MINE"] == "1" and NODE not in environ
+
+
+def test_the_module_runs_as_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["stoker.agent"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(entry.__file__, run_name="__main__")
+    assert left.value.code == 2
+    assert "usage: python -m stoker.agent NODE_DIR" in capsys.readouterr().err

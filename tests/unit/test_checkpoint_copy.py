@@ -11,6 +11,7 @@ import copy_target
 import pytest
 from checkpoint_world import JOB, World, checkpoints
 from copy_target import NOON, commit, contents, copier, read, thread
+from plain_store import wait_for
 
 from stoker.agent.checkpoints.plain_copy import CopyTaken
 from stoker.agent.checkpoints.resume_from import FromFolder, FromUrl, import_checkpoint
@@ -244,6 +245,29 @@ def test_a_copy_that_is_cut_off_is_called_incomplete_and_completed_by_the_next(
     record = read_record(target)
     assert record is not None
     assert record.complete
+
+
+def test_what_a_killed_copy_wrote_is_known_by_its_bytes(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "1"}))
+
+    def faults(method: str, key: str) -> Fault | None:
+        if (method, key) == ("put_file", "save/b"):
+            wait_for(lambda: target.holds("save/d") and target.holds("save/e"))
+            return Fault()
+        # Neither does the record of what has arrived.
+        return Fault() if (method, key) == ("put", RECORD) and target.holds("save/e") else None
+
+    with pytest.raises(StoreUnavailable):
+        copier(tmp_path, memory, target.client(faults)).copy(commit(world, {"b": "2", "d": "2", "e": "2"}))
+    assert recorded(target).files["save/d"].etag == ""
+    target.put("save/e", b"mine")
+    copier(tmp_path, memory, target).copy(commit(world, {"b": "3"}))
+    left = contents(target)
+    assert "save/d" not in left, "Stoker wrote it, though no record says when"
+    assert (left["save/b"], left["save/e"]) == ("3", "mine")
+    assert not list(tmp_path.glob("tmp*")), "no file stays on the node's disk"
 
 
 def test_half_copied_files_are_no_checkpoint_to_resume_from(tmp_path: Path, memory: MemoryStore) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from stoker.agent.environment import install_packages
+from stoker.agent.environment.build import Recipe
 from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.package_sources import PackedWheels, PrivateIndex
 from stoker.agent.environment.python import Python, find, is_plain_python, put_first
+from stoker.agent.environment.read_requirements import Requirements
 from stoker.agent.environment.steps import CommandResult
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
@@ -271,3 +273,37 @@ def test_this_very_python_tells_of_itself_as_expected(tmp_path: Path) -> None:
     assert found.path == sys.executable and found.environment == (sys.prefix != sys.base_prefix)
     assert found.version.startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.") and "pytest" in found.scripts
     assert found.search == os.environ["PATH"] and found.folder == str(Path(sys.executable).parent)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_source_of_packages_is_open_while_they_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    did: list[str] = []
+
+    class Made:
+        def __init__(self, folder: Path, *_: object, system: bool) -> None:
+            self.folder = folder
+
+        def make(self, name: str, _target: Path, _remedy: str) -> None:
+            did.append(f"install {name} into {self.folder.name}")
+            if fails:
+                raise SetupFailed("no such package", user=True)
+
+    def build(recipe: Recipe) -> Path:
+        recipe.build(tmp_path / "draft")
+        return tmp_path / "built"
+
+    monkeypatch.setattr(install_packages, "Venv", Made)
+    packages = a_set_up(tmp_path)
+    packages._builder.get_or_build = build  # type: ignore[method-assign]
+    source = SimpleNamespace(open=lambda: "opened", close=lambda: did.append("close"))
+    uv = SimpleNamespace(use_index=lambda index: did.append(f"use {index}"))
+    files = Requirements("a.txt", "requirements", {}, {}, local=False, local_settings=False)
+    if fails:
+        with pytest.raises(SetupFailed, match="no such package"):
+            packages._build_environment(files, BASE, uv, source, tmp_path, "key", keep=False)  # type: ignore[arg-type]
+    else:
+        made = packages._build_environment(files, BASE, uv, source, tmp_path, "key", keep=False)  # type: ignore[arg-type]
+        assert made.folder == tmp_path / "built"
+    assert did == ["use opened", "install a.txt into draft", "close"]

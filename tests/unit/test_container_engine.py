@@ -162,3 +162,19 @@ Options:
 def test_a_flag_that_the_engine_refuses_is_named(program: Path, run: dict[str, Any], err: str, told: str) -> None:
     write(program, f"test \"$*\" = 'create --help' && cat <<'E'\n{HELP}\nE")
     assert describe_refusal(Engine("docker"), EngineResult(125, "", err), run) == told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+        "Got an error: dial unix /var/run/docker.sock: connect: permission denied",
+    ],
+)
+def test_a_user_who_may_not_ask_the_daemon_hears_what_to_do(program: Path, said: str) -> None:
+    write(program, f"echo {said!r} >&2; exit 1")
+    with pytest.raises(SetupFailed) as failed:
+        Engine("docker").run_when_ready("info")
+    assert failed.value.user
+    assert str(failed.value).startswith("environment.container: this user may not use docker: ")
+    assert str(failed.value).endswith("; join the group `docker`, or set environment.container.engine: podman")

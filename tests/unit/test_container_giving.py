@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -115,3 +116,25 @@ def test_what_others_replace_meanwhile_does_no_harm(tmp_path: Path) -> None:
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize(("number", "passed"), [(errno.ENOENT, True), (errno.ELOOP, True), (errno.EMFILE, False)])
+def test_a_folder_that_is_one_no_more_is_passed_over_and_one_that_cannot_be_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, passed: bool
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "file").touch()
+    opened = os.open
+
+    def failing(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "sub":
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", failing)
+    if passed:
+        OwnershipTransfer(USER, USER).give(tmp_path)
+        assert (tmp_path / "file").stat().st_uid == USER
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            OwnershipTransfer(USER, USER).give(tmp_path)

@@ -290,3 +290,15 @@ def test_which_cgroup_lists_and_which_counts(
     found = _cgroups(ID, os.getpid())
     assert found == tuple(None if name is None else places[name] for name in (listing, counting))
     assert _cgroups(ID, 2**22 + 1) == (None, None), "it is gone"
+
+
+def test_where_the_machines_numbers_are_shared_every_member_counts(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as brought:
+        (tmp_path / "cgroup.procs").write_text(f"{brought.pid}\n")
+        cell = RunningContainer(ID, os.getpid(), frozenset(), tmp_path, None)
+        try:
+            assert cell.without_exec_sessions(set()) == {brought.pid}, "nothing tells it from an orphan of a command"
+            assert cell.find_pid(brought.pid) == brought.pid
+        finally:
+            brought.kill()
+    assert RunningContainer(ID, brought.pid, frozenset(), tmp_path, None).find_pid(12345) == 0, "all are gone"

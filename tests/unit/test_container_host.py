@@ -69,3 +69,11 @@ def test_whether_selinux_is_enforced(
         (tmp_path / "sys/fs/selinux").mkdir(parents=True)
         (tmp_path / "sys/fs/selinux/enforce").write_text(text)
     assert host_devices.detect_host("docker").selinux is enforced
+
+
+def test_a_machine_without_shared_memory_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_path: str) -> os.statvfs_result:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(host_devices.os, "statvfs", missing)
+    assert host_devices.detect_host("docker").shm_bytes == 0

@@ -200,3 +200,13 @@ def test_passwords_in_addresses_do_not_count(case: Case) -> None:
     before = case.conda()
     case.wishes = replace(case.wishes, conda_channel=PackageIndex("https://you@host/conda"))
     assert case.conda() == before
+
+
+def test_the_builds_of_condas_packages_count_where_they_are_kept(case: Case) -> None:
+    before = case.packages()
+    case.base = replace(BASE, builds=("pytorch-2.4.0-cuda12.json",))
+    assert case.packages() == before
+    case.wishes = replace(case.wishes, system_packages=True)
+    kept = case.packages()
+    case.base = replace(BASE, builds=("pytorch-2.4.0-cpu.json",))
+    assert case.packages() != kept

@@ -351,3 +351,20 @@ def test_what_older_attempts_saved_is_known_to_the_agent_that_commits(
     assert options["trust"] == trusted_claims(world.state, own=node.config.claim)
     assert options["folder"] == node.paths.code / "checkpoints"
     assert (options["channel"], options["scratch"]) == (node.paths.channel, node.paths.scratch)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_was_lost_is_not_known_where_something_was_saved_since(world: AgentWorld, saved: bool) -> None:
+    node = restarted(world, told={"waste": Waste(1.0, 2.0, 30.0), "training_since": SINCE})
+    if saved:
+        weights = node.paths.code / "checkpoints/step-7/weights"
+        weights.parent.mkdir(parents=True)
+        weights.write_bytes(b"w")
+        node.paths.scratch.mkdir(parents=True)
+        (node.paths.scratch / "alive").write_text(json.dumps({"boot": boot_id(), "maybe_half_written": []}))
+        for path in (weights, weights.parent, weights.parent.parent):
+            os.utime(path, (1e9, 1e9))
+    flush(node)
+    left = exit_of(world, node)
+    assert left.commits == (1 if saved else 0)
+    assert left.waste == Waste(1.0, 2.0, None if saved else 30.0)

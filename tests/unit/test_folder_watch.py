@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -310,3 +311,15 @@ def test_a_folder_that_is_gone_has_no_files(folder: Folder) -> None:
     folder.look()
     assert folder.watch.files == {}
     assert folder.chooser.choose() is None
+
+
+def test_after_a_crash_what_cannot_be_read_may_have_lost_bytes(folder: Folder) -> None:
+    folder.write("kept", "replaced", "gone", "changed")
+    folder.look()
+    digests = {path: hashlib.sha256((folder.root / path).read_bytes()).hexdigest() for path in folder.watch.files}
+    digests["changed"] = "0" * 64
+    folder.watch.last_commit.blobs = {path: BlobRef(path, digest, 10) for path, digest in digests.items()}
+    folder.write("replaced")
+    (folder.root / "gone").unlink()
+    folder.watch.mark_quiet_and_written(0)
+    assert folder.watch.history.maybe_lost == {"replaced", "gone", "changed"}

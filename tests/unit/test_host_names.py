@@ -270,3 +270,26 @@ def test_what_a_container_is_called(world: AgentWorld, monkeypatch: pytest.Monke
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost.localdomain")
     assert host_names.container_hostname(config) == "node-1"
     assert node_names(("vm-1", "node-1"), TWO) == ("vm-1", "node-1")
+
+
+def test_a_script_of_sagemakers_has_the_names_in_a_file_of_its_own(
+    world: AgentWorld, runtime: HostRuntime, machine_hosts: Path
+) -> None:
+    before = machine_hosts.read_text()
+    node, spec = node_of(world, Here()), replace(SPEC, environment=Environment(contract="sagemaker"))
+    submission, result = Submission("job-x7", spec, "me"), SetupResult({}, {}, base={})
+    hosts = (runtime.hostname, "vm-2")
+    location = make_location(node, submission, result, RendezvousResult(TWO, 1, None, hosts), 1)
+    command = Command(("true",), {}, node.paths.code)
+    assert host_names.give_names(node, runtime, spec, location, command) == command
+    assert machine_hosts.read_text() == before
+    assert not (node.paths.root / "hosts").exists()
+
+
+def test_a_machine_without_a_file_of_hosts_knows_itself(world: AgentWorld, machine_hosts: Path) -> None:
+    machine_hosts.unlink()
+    node = node_of(world, Here())
+    hosts_file.write(node.paths, SPEC, {"vm-2": "10.0.0.2"}, "10.0.0.1")
+    first, *others = (node.paths.root / "hosts").read_text().splitlines()
+    assert first.split() == ["127.0.0.1", "localhost"]
+    assert [line.split()[:2] for line in others] == [["10.0.0.2", "vm-2"]]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.agent.checkpoints import format_check, storage_references
 from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.storage_references import read_storages
 
@@ -247,6 +248,13 @@ def test_a_document_of_another_encoding_is_not_condemned(tmp_path: Path, encodin
     assert check_format(tmp_path / "a.json").state == "unknown"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-be"])
+def test_a_document_whose_bytes_are_ascii_by_chance_is_not_condemned(tmp_path: Path, encoding: str) -> None:
+    """A byte of this letter is a quote, which nothing closes."""
+    (tmp_path / "a.json").write_bytes('{"a": "∀"}'.encode(encoding))
+    assert check_format(tmp_path / "a.json").state == "unknown"
+
+
 # ── The pickle of a torch archive ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -288,6 +296,18 @@ def test_a_pickle_that_cannot_be_followed_proves_nothing(data: bytes) -> None:
     assert read_storages(data) is None
 
 
+def test_a_pickle_is_followed_up_to_a_number_of_instructions_and_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = b"\x80\x02K\x01" + b"q\x00q\x01q\x02" + b"."
+    monkeypatch.setattr(storage_references, "_MAX_INSTRUCTIONS", 6)
+    monkeypatch.setattr(storage_references, "_MAX_REMEMBERED", 3)
+    assert read_storages(remembered) == {}
+    monkeypatch.setattr(storage_references, "_MAX_INSTRUCTIONS", 5)
+    assert read_storages(remembered) is None, "its end is not reached"
+    monkeypatch.setattr(storage_references, "_MAX_INSTRUCTIONS", 6)
+    monkeypatch.setattr(storage_references, "_MAX_REMEMBERED", 2)
+    assert read_storages(remembered) is None
+
+
 def test_a_key_that_is_no_key_of_torch_is_not_told(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as target:
         target.writestr("archive/data.pkl", b"\x80\x02" + reference(b"\n[stoker] all is well") + b".")
@@ -317,6 +337,28 @@ def test_a_sound_file_at_a_bound_is_still_checked(tmp_path: Path) -> None:
         assert check_format(path).state == state
     for depth, state in ((200, "whole"), (201, "unknown")):
         path.write_bytes(b"[" * depth + b"]" * depth)
+        assert check_format(path).state == state
+
+
+def test_an_archive_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as target:
+        for number in range(50):
+            target.writestr(f"{number}", b"x")
+    assert check_format(path).state == "plausible"
+    monkeypatch.setattr(format_check, "_MAX_ZIP_DIRECTORY", 1000)
+    assert check_format(path).state == "unknown", "its directory has more bytes"
+    cut_off = tmp_path / "b.npz"
+    cut_off.write_bytes(path.read_bytes()[:900])
+    assert check_format(cut_off).state == "broken"
+    cut_off.write_bytes(path.read_bytes()[:1500])
+    assert check_format(cut_off).state == "unknown", "its directory may be anywhere in the last bytes"
+
+
+def test_an_array_that_no_disk_holds_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    for rows, state in ((2**56, "broken"), (2**61, "unknown")):
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % rows)(path)
         assert check_format(path).state == state
 
 

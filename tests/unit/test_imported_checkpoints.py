@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -267,3 +268,28 @@ def test_the_manifest_of_another_checkpoint_is_not_ones_own(taken: Taken) -> Non
 def test_a_place_that_cannot_be_looked_at_is_asked_again(taken: Taken) -> None:
     with pytest.raises(StoreUnavailable):
         taken.again(lambda method, key: Fault() if method == "get" and key == PLACE else None)
+
+
+def test_bytes_that_change_on_the_node_are_not_imported(
+    memory: MemoryStore, source: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_file = BlobSender.send_file
+
+    def changing(self: BlobSender, path: Path) -> tuple[str, str]:
+        path.write_text("changed")
+        return send_file(self, path)
+
+    monkeypatch.setattr(BlobSender, "send_file", changing)
+    with pytest.raises(RestoreError, match=r"changed while it was copied$"):
+        import_checkpoint(memory, "next", FromJob(JOB, "last"))
+    assert list_checkpoints(memory, "next") == []
+
+
+def test_a_folder_with_a_name_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, memory: MemoryStore) -> None:
+    write(tmp_path / "base/model", "1")
+    (tmp_path / "base" / os.fsdecode(b"b\xff")).write_text("2")
+    with pytest.raises(UserError) as refused:
+        import_checkpoint(memory, "next", FromFolder(tmp_path / "base"))
+    what = "b\\xff: its name is not UTF-8; choose another one"
+    assert str(refused.value) == f"resume_from: {tmp_path / 'base'} cannot be a checkpoint: {what}"
+    assert list_checkpoints(memory, "next") == []

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from agent_world import AgentWorld
+from agent_world import OFFERING, AgentWorld
 from noticing_machine import Here
 from plain_store import wait_for
 
+from stoker.agent import attempt
 from stoker.agent import node as node_module
 from stoker.agent.node import AgentNode, retry_until, utcnow
 from stoker.agent.notices import KnownEnd, Notices
@@ -24,6 +25,8 @@ from stoker.model.errors import StoreUnavailable
 from stoker.model.node_config import NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
+from stoker.model.offerings import Reservation
+from stoker.model.spec import Checkpoints
 from stoker.store.node_facts import read_fact
 from stoker.testing.memory_store import Fault
 
@@ -268,3 +271,21 @@ def test_a_notice_that_is_slow_to_get_to_the_store_does_not_hide_the_next_one(wo
     release.set()
     second.join(60.0)
     assert not first.is_alive() and told(world, node) == notice and machine.wakes == 3
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_attempt_in_a_reservation_expects_its_end(world: AgentWorld, ends: bool) -> None:
+    over = utcnow() + timedelta(seconds=300)
+    reservation = Reservation("cr-1", None, over, over if ends else None)
+    submission = world.submit("true")
+    life = world.life(world.claim(offering=replace(OFFERING, reservation=reservation)))
+    attempt._expect_end(life, world.state, submission)
+    life.notices.poll()
+    assert life.notices.hints == (1 if ends else 0)
+    if ends:
+        assert life.notices.notice is not None and life.notices.notice.source == "gce: the end of cr-1"
+        # With as much grace, the same end gives notice at once.
+        patient = replace(submission, spec=replace(submission.spec, checkpoints=Checkpoints(grace_s=300.0)))
+        attempt._expect_end(life, world.state, patient)
+        deadline_s = life.notices.poll()
+        assert deadline_s is not None and 200.0 < deadline_s - time.monotonic() <= 300.0

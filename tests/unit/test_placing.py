@@ -378,3 +378,14 @@ def test_nothing_is_moved_through_a_link_in_the_place_that_files_are_moved_to(jo
     write(job.folder / "a", "other")
     job.restore({})
     assert tree(tmp_path / "elsewhere") == {}
+
+
+def test_a_file_of_people_is_not_the_link_whose_text_it_has(job: Restores) -> None:
+    job.mine("x", "model")
+    record = job.record()
+    with staging_folder(job.folder) as staging:
+        write(staging / "new/model", "1")
+        (staging / "new/x").symlink_to("model")
+        assert replace_contents(staging / "new", job.folder, record, lambda: stored({})) == ["x"]
+    assert (job.folder / "x").is_symlink()
+    assert tree(job.aside) == {"x": "model"}

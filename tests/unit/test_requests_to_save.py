@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from checkpoint_world import World, checkpoints, memory_store, write
 
+from stoker.agent.checkpoints import save_protocol
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.folder_snapshot import Selection
 from stoker.agent.checkpoints.save_protocol import Save
@@ -67,6 +70,8 @@ def test_requests_go_by_their_number_whatever_their_files_are_called(tmp_path: P
         {"sequence": 2, "name": "a", "number": 1},
         {"sequence": 1, "name": "../a", "number": 1},
         {"sequence": 1, "name": "a", "number": 1, "note": "x" * 65_536},
+        {"sequence": 1, "name": "a", "number": 1, "generation": 10**18 + 1},
+        {"sequence": 1, "name": "a", "number": 1, "generation": -(10**18) - 1},
     ],
 )
 def test_a_request_that_cannot_be_is_removed(tmp_path: Path, queue: CommitQueue, tree: dict[str, object]) -> None:
@@ -111,6 +116,33 @@ def test_while_the_script_holds_the_lock_nothing_is_known_of_a_save_in_the_makin
     queue.remove_old_saves(1)
     os.close(handle)
     assert queue.in_folder(CommitRequest(1, "a", 2)) is False
+
+
+def test_a_save_is_not_gone_while_the_script_holds_the_lock(
+    tmp_path: Path, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request comes before the folder has its name."""
+    monkeypatch.setattr("stoker.agent.checkpoints.commit_queue._LOCK_S", 0.0)
+    ask(tmp_path, "a")
+    (there,) = queue.waiting()
+    coming = CommitRequest(2, "b", 2)
+    handle = os.open(tmp_path / "channel/.stoker-lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert queue.gone([there, coming]) == []
+    os.close(handle)
+    assert queue.gone([there, coming]) == [coming]
+
+
+def test_a_save_that_lost_a_file_or_is_gone_has_not_all_its_files(tmp_path: Path, queue: CommitQueue) -> None:
+    ask(tmp_path, "a")
+    (request,) = queue.waiting()
+    assert queue.has_all_files(request) is True and queue.saves() == {"a": 1}
+    (tmp_path / "folder/a/model").unlink()
+    assert queue.has_all_files(request) is False
+    shutil.rmtree(tmp_path / "folder/a")
+    assert queue.has_all_files(request) is False and queue.saves() == {}
+    (tmp_path / "folder").rmdir()
+    assert queue.has_all_files(request) is False and queue.saves() == {}, "the script removed the folder"
 
 
 def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: CommitQueue) -> None:
@@ -259,3 +291,33 @@ def test_the_writer_of_a_file_ended_by_itself_if_it_was_alone_or_the_command_its
     assert not any(end.exited(mark, path) for path in paths)
     assert all(TrainingEnd("left", root=1, alone=True, succeeded=True).exited(mark, path) for path in paths)
     assert all(TrainingEnd("left", root=1, alone=True, failed=True).gave_up(mark, path) for path in paths)
+
+
+# ── The script's end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_where_two_names_cannot_be_exchanged_a_save_is_replaced_all_the_same(
+    tmp_path: Path, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as with a C library that lacks the call."""
+    monkeypatch.setattr(save_protocol.ctypes, "CDLL", lambda *_, **__: object())
+    for text in ("1", "2"):
+        with Save("a", tmp_path / "folder", tmp_path / "channel", step=None, sharded=False, writers=1) as staging:
+            write(staging / "model", text)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["a"]
+    assert (tmp_path / "folder/a/model").read_text() == "2"
+
+
+def test_a_disk_that_gives_a_save_no_name_fails_it(
+    tmp_path: Path, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(tmp_path, "a")
+
+    def fail(_source: Path, _target: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as failed:
+        failed.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            ask(tmp_path, "a")
+    assert (tmp_path / "folder/a/model").read_text() == "a"

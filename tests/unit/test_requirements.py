@@ -288,3 +288,34 @@ def test_a_lock_keeps_nothing_of_the_image(tmp_path: Path) -> None:
     write(tmp_path, pylock_toml="")
     with pytest.raises(UserError, match=r"environment.system_packages: pylock.toml names every package"):
         choose_requirements(spec(requirements="pylock.toml", system_packages=True), tmp_path, {"pylock.toml"})
+
+
+def test_a_folder_of_that_name_is_no_file_of_requirements(tmp_path: Path) -> None:
+    write(tmp_path, requirements_txt="-r more.txt\n")
+    (tmp_path / "more.txt").mkdir()
+    for name, why in (("more.txt", ""), ("requirements.txt", ", which requirements.txt includes")):
+        with pytest.raises(UserError) as refused:
+            read_requirements.read(tmp_path, name)
+        start = "environment.requirements: more.txt cannot be read (Is a directory)"
+        assert str(refused.value).startswith(start)
+        assert bool(why) is (str(refused.value) != start)
+
+
+@pytest.mark.parametrize("word", ["libs/" + "x" * 300, "libs/a\0b"])
+def test_a_word_that_no_file_can_be_called_is_no_path(tmp_path: Path, word: str) -> None:
+    (tmp_path / "libs").mkdir()
+    write(tmp_path, requirements_txt=f"{word}\n")
+    assert not read_requirements.read(tmp_path, "requirements.txt").local
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ('[project]\nname = "x"\ndynamic = ["dependencies"]\n', True),
+        ('[tool.uv.sources]\nmine = { path = "libs/mine" }\n', True),
+        ('[project]\nname = "x"\ndynamic = ["version"]\ndependencies = ["numpy"]\n', False),
+    ],
+)
+def test_a_project_whose_requirements_stand_elsewhere_needs_the_code(tmp_path: Path, text: str, local: bool) -> None:
+    write(tmp_path, pyproject_toml=text)
+    assert read_requirements.read(tmp_path, "pyproject.toml").local is local

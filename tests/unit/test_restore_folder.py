@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, World, content, manifest_keys, memory_store, write
 
+from stoker.agent.checkpoints import folder_record
 from stoker.agent.checkpoints.folder_replacement import OWN, hold_folder
 from stoker.agent.checkpoints.restore_folder import RestoreFolder, take_baseline
 from stoker.agent.confinement import Confinement
@@ -128,3 +129,16 @@ def test_what_lay_there_before_is_kept_for_the_next_agent_without_what_was_resto
     assert str(opened.folder / "step-1/model") not in baseline.files
     assert Baseline.read(paths.baseline) == baseline
     assert str(opened.folder / "step-1/model") in take_baseline(paths, spec(), None).files
+
+
+def test_a_folder_with_too_many_files_is_refused_with_advice(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        write(paths.code / f"checkpoints/{number}", "mine")
+    monkeypatch.setattr(folder_record, "MAX_RECORD_BYTES", 500)
+    with pytest.raises(SetupFailed) as refused:
+        RestoreFolder.open(paths, spec(), JOB)
+    assert refused.value.user
+    assert str(refused.value) == (
+        f"checkpoints.dir: {paths.code}/checkpoints has 20 files and 0 folders, too many to tell them from "
+        "checkpoints; name a folder for checkpoints alone"
+    )

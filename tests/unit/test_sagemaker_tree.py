@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from stoker.model.node_config import NodePaths
 from stoker.model.resources import Resources
 from stoker.model.spec import Checkpoints, Container, Environment, Spec
 from stoker.processes import TRAINING, NotMounted, make_group
+from stoker.store.safe_extraction import Extraction
 
 paths = sagemaker_places.paths
 
@@ -302,3 +304,28 @@ def test_the_places_of_the_tree_are_made_again_and_again(tmp_path: Path) -> None
     names.write_text("10.0.0.1 algo-1\n")
     sagemaker_scripts.mounts(paths, spec)
     assert names.read_text() == "10.0.0.1 algo-1\n", "who the hosts are is not forgotten"
+
+
+def test_an_interface_without_an_address_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sagemaker_machine.socket, "if_nameindex", lambda: [(9, "bare0"), (1, "lo")])
+    assert sagemaker_machine.interface_of("127.0.0.1") == "lo"
+
+
+def test_a_file_in_the_place_of_a_folder_of_the_tree_is_told(paths: NodePaths) -> None:
+    (paths.root / "ml").mkdir(parents=True)
+    (paths.root / "ml/input").write_text("in the way")
+    with pytest.raises(FileExistsError):
+        sagemaker_scripts.mounts(paths, SPEC)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_a_tree_of_the_nodes_own_that_cannot_be_written_is_an_error(
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    sagemaker_scripts.mounts(paths, SPEC)
+    monkeypatch.setattr(Extraction, "write", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        sagemaker_scripts.write_tree(paths, SPEC, place(paths), MACHINE, "job-x7")

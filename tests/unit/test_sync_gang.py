@@ -18,7 +18,7 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
-from stoker.model.gang_messages import SaveAnswer
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
 
@@ -154,3 +154,21 @@ def test_shards_are_restored_to_all_and_committed_by_their_owner(tmp_path: Path,
         0: {"same.pt", "shard_0.pt"},
         1: {"same.pt", "shard_1.pt"},
     }
+
+
+def test_a_rank_whose_script_asks_for_commits_has_no_part_in_a_proposed_save(tmp_path: Path, store: Store) -> None:
+    answered: list[SaveAnswer] = []
+
+    class Counting(GangMember):
+        def answer(self, answer: SaveAnswer) -> None:
+            answered.append(answer)
+
+    told = Gang()
+    world = World(tmp_path, store, rank=1, nodes=2, gang=Counting(told, 1)).begin()
+    world.save("step-1", {"shard-1": "1"}, sharded=True)
+    world.tick(rounds=2)
+    assert answered == [], "nothing is proposed"
+    for token in (7, 8):
+        told.proposals.append(SaveProposal(token, 0.0, (), 0, False))
+        world.tick(rounds=3)
+    assert answered == [SaveAnswer(7, False), SaveAnswer(8, False)], "once each"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkpoint_world
 import pytest
@@ -19,7 +22,7 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
-from stoker.agent.checkpoints import commit_queue
+from stoker.agent.checkpoints import commit_queue, requested_commits
 from stoker.agent.checkpoints.commit_queue import CommitRequest
 from stoker.agent.checkpoints.requested_commits import pick
 from stoker.store.base import Store, StoredFile
@@ -215,3 +218,98 @@ def test_only_rank_0_commits_what_is_not_sharded(tmp_path: Path, store: Store) -
     assert set(checkpoint.manifests) == {0}
     assert answers(ranks[1])[1]["key"] is None
     assert blobs(store, rank=1) == set()
+
+
+# ── Saves that change at the wrong moment ─────────────────────────────────────────────────────────────────────────────
+
+
+def hold_lock(world: World) -> int:
+    """As a script that is stopped in the middle of a save."""
+    handle = os.open(world.channel / ".stoker-lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def test_a_save_whose_folder_has_no_name_yet_waits(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_queue, "_LOCK_S", 0.0)
+    world = World(tmp_path, memory).begin()
+    world.save("last", {"model": "1"})
+    (world.folder / "last").rename(world.folder / ".coming")
+    handle = hold_lock(world)
+    world.tick(rounds=3)
+    assert answers(world) == {} and world.sync.status().waiting == 1
+    (world.folder / ".coming").rename(world.folder / "last")
+    os.close(handle)
+    world.tick()
+    assert [one.name for one in checkpoints(memory)] == ["last"]
+
+
+def test_a_save_whose_folder_never_got_its_name_is_passed_over_at_the_end(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_queue, "_LOCK_S", 0.0)
+    world = World(tmp_path, memory, monotonic=time.monotonic).begin()
+    world.save("last", {"model": "1"})
+    (world.folder / "last").rename(world.folder / ".coming")
+    handle = hold_lock(world)
+    began_s = time.monotonic()
+    assert world.sync.final(60.0) is None
+    os.close(handle)
+    assert time.monotonic() - began_s < 30.0
+    (answer,) = answers(world).values()
+    assert (answer["key"], answer["note"]) == (None, "replaced or removed before it was committed")
+    assert checkpoints(memory) == [] and world.sync.status().skipped == 1
+
+
+def test_a_save_that_is_replaced_while_it_is_read_lends_its_number_to_no_other(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, scan, replaced = World(tmp_path, memory).begin(), requested_commits.scan, list[bool]()
+
+    def replacing(*words: Any, **options: Any) -> Any:
+        if not replaced:
+            replaced.append(True)
+            world.save("last", {"model": "2"}, step=2)
+        return scan(*words, **options)
+
+    world.save("last", {"model": "1"}, step=1)
+    monkeypatch.setattr(requested_commits, "scan", replacing)
+    world.tick(rounds=4)
+    (checkpoint,) = checkpoints(memory)
+    assert replaced and checkpoint.step == 2
+    assert restored_content(memory, tmp_path / "back") == {"last/model": b"2"}
+
+
+def test_a_save_whose_folder_cannot_be_listed_is_not_committed_without_its_files(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory).begin()
+    world.save("last", {"model": "1"})
+    with monkeypatch.context() as closed:
+        closed.setattr(requested_commits, "scan", lambda *_words, **_options: {})
+        world.tick()
+    why = "last: the agent cannot read this folder; make it readable (chmod)"
+    assert world.sync.status().held_back == f"the save last is not committed: {why}"
+    assert checkpoints(memory) == []
+    world.clock.advance(10.0)
+    world.tick()
+    assert len(checkpoints(memory)) == 1 and world.sync.status().held_back is None
+
+
+def test_a_save_that_is_written_while_it_is_sent_is_sent_again(memory: MemoryStore, tmp_path: Path) -> None:
+    """Into its files: a handle or a link that holds them shows the new bytes as well."""
+    changed: list[bool] = []
+
+    def meddle(_source: Path) -> None:
+        if not changed:
+            changed.append(True)
+            for name in ("a", "b"):
+                (world.folder / "last" / name).write_text("2")
+
+    world = World(tmp_path, Meddling(memory, meddle)).begin()  # type: ignore[arg-type]
+    world.save("last", {"a": "1", "b": "1"})
+    world.tick(rounds=3)
+    (checkpoint,) = checkpoints(memory)
+    assert restored_content(memory, tmp_path / "back", checkpoint.key) == {"last/a": b"2", "last/b": b"2"}

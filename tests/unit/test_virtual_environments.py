@@ -373,3 +373,22 @@ def test_what_people_are_told_of_an_environment(tmp_path: Path) -> None:
     assert list(made._report_lines("a.txt", kept)) == [
         "a.txt: kept of what /opt/bin/python has: torch 2.4.0, numpy 1.0"
     ]
+
+
+def test_only_packages_that_were_built_for_what_is_replaced_are_named(tmp_path: Path) -> None:
+    told = """\
+a warning of a package
+stoker-pinned torchvision 0.19 torch 2.4.0
+stoker-pinned cut off
+stoker-pinned xformers 0.27 torch 2.5.0
+stoker-pinned absent 1 torch 2.4.0
+stoker-pinned torchtext 0.18 numpy 1.0
+"""
+    steps = Steps(torch=CommandResult(0, told))
+    made = Venv(tmp_path / "env", BASE, uv(steps, tmp_path), system=True)
+    retained = {"torchvision": "0.19", "xformers": "0.27", "torchtext": "0.18"}
+    plan = InstallPlan({"torch": "2.5.0+cu121"}, {"torch": "2.4.0"}, retained)
+    steps.answers = {"-c": CommandResult(0, told)}
+    advice = "add torchvision to the requirements if the training uses it"
+    (line,) = made._misfits(plan)
+    assert line == f"torchvision 0.19 was built for torch 2.4.0, and may not work with 2.5.0+cu121; {advice}"

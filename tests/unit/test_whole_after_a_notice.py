@@ -134,6 +134,10 @@ def test_a_file_whose_format_shows_its_end_is_whole_however_it_was_written() -> 
     assert scene.held(files(a=2)) == {}
     scene.checks["a.pt"] = FormatCheck("broken", "its end is missing")
     assert scene.held(files(a=2)) == {"": "its end is missing"}
+    scene.shapes.learn({"a.pt": BlobRef("a.pt", "d", 100)}, {}, forms={"a.pt": "zip:members"})
+    for form, held in (("zip:members", {}), ("zip:fewer", {"": "it was being written when the training ended"})):
+        scene.checks["a.pt"] = FormatCheck("plausible", form=form)
+        assert scene.held(files(a=2)) == held
 
 
 def writer_died_holding(scene: Scene, path: str, writer: int) -> None:

@@ -78,7 +78,6 @@ class FollowingCommits(FolderCommits):
         """Answer that this rank has no part: its script uses `stoker.train`."""
         proposal = self._options.gang.proposal() if self._options.gang is not None else None
         if proposal is not None and proposal.token not in self._done:
-            self._part = None
             self._done.add(proposal.token)
             self._answer(SaveAnswer(proposal.token, False))
 

@@ -165,8 +165,6 @@ class SaveJudge:
     def _has_successor(self, unit: str, changed: list[str]) -> bool:
         """Return True if the next save has begun, in another folder: then this one has all its files, even if earlier
         saves had more."""
-        if not changed:
-            return False
         newest_ns = max(self._files[path].signature.modified_ns for path in changed)
         later = [
             path

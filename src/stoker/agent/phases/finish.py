@@ -153,8 +153,7 @@ def say_kept_saves(context: AttemptContext) -> bool:
     The exit reports those for which there was no room or no time.
     """
     outputs = context.syncs.outputs
-    if outputs is None:
-        return False
+    assert outputs is not None
     saves, loose = outputs.stored_saves(), outputs.stored_loose()
     for note, files in ((", perhaps unfinished", saves), ("", loose)):
         if files:
