@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Trend
 from stoker.store.log_chunks import MetricsMark, Sample
 

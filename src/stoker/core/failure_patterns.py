@@ -6,8 +6,8 @@ Each pattern has real lines beside it: `samples` that it must recognise, and `ot
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Blame
 
 

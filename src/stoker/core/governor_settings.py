@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from stoker.model.dataclass import dataclass
 from stoker.model.policy import NO_RULES, Policy
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 
 from stoker.core.hold import hold_of
 from stoker.core.unowned_machines import is_orphan, why_unowned
 from stoker.governor.connected_providers import Fleet
+from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound, StokerError, Transient, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Leftover

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import field
 from datetime import datetime
 from typing import Literal
 
+from stoker.model.dataclass import dataclass
 from stoker.model.gang_messages import Ack, Rendezvous, SaveAnswer, SaveProposal
 from stoker.model.log_entries import Waste
 from stoker.model.observed import Known, Observed, Stamped
@@ -278,7 +280,7 @@ class Exit:
     saves_elsewhere: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class BlobRef:
     """One file of a checkpoint, relative to the checkpoint folder.
 

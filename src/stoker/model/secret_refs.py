@@ -14,7 +14,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from stoker.model.dataclass import dataclass
 
 # Pattern of the text after each kind.
 _NAMES = {

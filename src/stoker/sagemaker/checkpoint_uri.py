@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError
 from stoker.sagemaker.arguments import BadArgument
 from stoker.store import job_log

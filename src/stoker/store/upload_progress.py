@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from stoker.model.dataclass import dataclass
 
 # How many tries of one file count. A store that fails at the end of a large file, again and again, makes no progress.
 _COUNTED_TRIES = 3

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from stoker.model.dataclass import dataclass
 
 # Length of a cause. The log has the complete output.
 _LONGEST = 500

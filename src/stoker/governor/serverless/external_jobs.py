@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from stoker.governor.serverless.events import TrainingWake
+from stoker.model.dataclass import dataclass
 
 
 @dataclass

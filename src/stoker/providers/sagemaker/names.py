@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+
+from stoker.model.dataclass import dataclass
 
 _MOST = 63
 _DIGITS = 10
