@@ -28,7 +28,7 @@ BOOT_S = 240.0
 # slow, on a busy computer, it leaves the cores to the machines that boot.
 _PASS_EVERY_S = 1.0
 # Between two looks at a job on machines: they boot for seconds.
-_LOOK_EVERY_S = 0.3
+_LOOK_EVERY_S = 0.5
 _STEP = re.compile(r"a(\d+) r(\d+) s(\d+) ([0-9a-f]{8}) ")
 
 
