@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.hold import hold_of
@@ -26,7 +27,6 @@ from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job, assignments, job_layer, resolve_spec
 from stoker.maintenance.before_removal import check_machines_gone, record_costs_before_removal
 from stoker.maintenance.delete import remove_job
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords

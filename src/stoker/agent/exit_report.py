@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from stoker.agent.metric_progress import Progress
 from stoker.agent.node import utcnow
 from stoker.agent.supervise import TrainingOutcome
 from stoker.core.failure_diagnosis import diagnose
-from stoker.model.dataclass import dataclass
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, SavedOutputs
 

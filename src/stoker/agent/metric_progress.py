@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Trend
 from stoker.store.log_chunks import MetricsMark, Sample
 

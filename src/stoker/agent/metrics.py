@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.logs.pump_thread import PumpThread, Turn
@@ -17,7 +18,6 @@ from stoker.agent.metric_progress import MAX_NAMES, Progress, ProgressTracker
 from stoker.agent.metric_reports import ReportReader
 from stoker.agent.metric_scan import MetricScanner
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Usage
 from stoker.store.base import Store
 from stoker.store.log_chunks import (

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from stoker.agent.logs.log_pump import say
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, NoticeFact

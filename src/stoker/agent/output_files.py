@@ -23,7 +23,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -41,7 +41,6 @@ from stoker.agent.output_walk import (
     walk_files,
 )
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.model.keys import UNFINISHED
 from stoker.model.node_facts import OutputLink

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, signature_of
@@ -21,7 +21,6 @@ from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.agent.output_files import MOST_NAMED, LocalOutput, OutputFiles, OutputSource, SkippedFile
 from stoker.agent.output_tracker import OutputTracker
 from stoker.agent.output_versions import OutputWriter
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError
 from stoker.model.keys import is_unfinished_output
 from stoker.model.node_facts import OmittedOutput, OutputLink, SavedOutputs

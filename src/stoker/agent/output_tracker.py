@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.output_files import LocalOutput, SkippedFile
-from stoker.model.dataclass import dataclass
 
 # The first pause before a file that could not be read is tried again; it doubles with each failure.
 _FIRST_PAUSE_S = 0.5

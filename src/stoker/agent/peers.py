@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from stoker.agent.heartbeat import HeartbeatThread
-from stoker.model.dataclass import dataclass
 from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Heartbeat, NodeFacts

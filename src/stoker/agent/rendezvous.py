@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.core.node_names import is_address
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.model.gang_messages import Ack, Rendezvous
 from stoker.model.job_state import Claim

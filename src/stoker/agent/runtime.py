@@ -11,11 +11,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from stoker.model.dataclass import dataclass
 from stoker.processes import Group
 from stoker.secrets.masked_output import Run, open_output
 

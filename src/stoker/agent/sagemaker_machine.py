@@ -8,10 +8,10 @@ import shutil
 import socket
 import struct
 import subprocess
+from dataclasses import dataclass
 
 from stoker.agent.training_environment import TrainingLocation
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.providers import registry
 

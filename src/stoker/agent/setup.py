@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from stoker.agent.runtime import Command, Runtime, RuntimeView
 from stoker.agent.training_environment import TrainingLocation, training_environment, write_library
 from stoker.core.node_names import node_names
 from stoker.model.command_line import shell_argv
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.package_sources import private_variables
 from stoker.model.submission import Submission

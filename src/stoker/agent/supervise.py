@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command, Run, Runtime, RuntimeGroup
 from stoker.agent.training_environment import write_notice
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import ExitWhy, SaveTimes
 from stoker.processes import Process, stat_of
 

@@ -9,12 +9,12 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import stoker
 from stoker.agent.confinement import opened_folder, replace_plain
 from stoker.model.command_line import input_variable, params_json
-from stoker.model.dataclass import dataclass
 from stoker.model.submission import Submission
 
 CONTRACT: tuple[tuple[str, str], ...] = (

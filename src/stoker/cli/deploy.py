@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,6 @@ from stoker.cli.deploy_options import (
     warn_missing_parts,
 )
 from stoker.cli.options import help_alone, json_option, opened_store, store_option
-from stoker.model.dataclass import dataclass
 
 if TYPE_CHECKING:
     from stoker.deploy.gcp_plan import GcpPlan

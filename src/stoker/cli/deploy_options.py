@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.options import json_option, store_option, yes_option
-from stoker.model.dataclass import dataclass
 
 if TYPE_CHECKING:
     from stoker.deploy.package import Package

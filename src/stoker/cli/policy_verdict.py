@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +13,6 @@ from stoker.core.acceptable_offerings import acceptable
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.jobfile import ResolvedJob
 from stoker.model import channel_address
-from stoker.model.dataclass import dataclass
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope

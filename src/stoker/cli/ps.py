@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ import click
 
 from stoker.cli.completers import complete_name, complete_phase, complete_tag
 from stoker.cli.options import json_option, opened_store, store_option
-from stoker.model.dataclass import dataclass
 
 if TYPE_CHECKING:
     from stoker.core.summary import Summary

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.core import spot
 from stoker.core.policy_rules import EffectiveLimits
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stoker.core.costs import valid_span_s
 from stoker.core.failure_diagnosis import NAMES, diagnose
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import Exit, FailureCause, Heartbeat

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 
@@ -18,7 +18,6 @@ from stoker.core.poisoned_checkpoints import IMPORTED, poisoned_among
 from stoker.core.policy_rules import PREFIX
 from stoker.core.safe_regex import compile_pattern
 from stoker.core.saved_work import attempts_of, checkpoint_title, describe_saved_work
-from stoker.model.dataclass import dataclass
 from stoker.model.log_entries import AttemptOutcome, Closed
 from stoker.model.node_facts import Exit
 from stoker.model.policy import FailureRule

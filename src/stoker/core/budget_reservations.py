@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.costs import Cost, dollars_per_s, highest_possible_cost, in_dollars, valid_span_s
@@ -16,7 +17,6 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
 from stoker.core.policy_rules import EffectiveLimits, Subject, effective_limits
 from stoker.core.prior_usage import used_before
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim, JobState
 from stoker.model.offerings import Offering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
 from stoker.core.budget_reservations import BudgetReservation, Reserved, Waiting, micro, queued, reservation
@@ -12,7 +12,6 @@ from stoker.core.daily_costs import by_day, midnight, paid_spans
 from stoker.core.hold import longest_held
 from stoker.core.policy_rules import PREFIX, in_scope
 from stoker.core.tag_groups import group_of
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import describe_error
 from stoker.model.job_state import JobState
 from stoker.model.policy import Budget, Policy, Rule

@@ -8,7 +8,7 @@ may cost, so a budget is exceeded only by jobs that cost more than was reserved 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 
 from stoker.core.budget_reservations import LaunchRequest, Reserved, Waiting, micro
@@ -45,7 +45,6 @@ from stoker.core.name_list import first_names
 from stoker.core.policy_patterns import is_one_value
 from stoker.core.policy_rules import Subject, applies, approval_text, in_scope
 from stoker.core.tag_groups import values_of_group
-from stoker.model.dataclass import dataclass
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Policy, Rule, RuleAction
 

@@ -8,6 +8,7 @@ logs: every governor computes the same sums from them, so claims that race are j
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core.budget_reservations import LaunchRequest, Waiting
@@ -15,7 +16,6 @@ from stoker.core.hold import hold_of
 from stoker.core.name_list import first_names
 from stoker.core.policy_rules import Subject, applies, in_scope
 from stoker.core.tag_groups import group_of, group_text
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.policy import ConcurrentRule, Policy, Rule
 from stoker.model.spec import Spec

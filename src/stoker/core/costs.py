@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 
 # No training takes ten years, and sums of such spans are still valid times.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 
 from stoker.core.costs import Cost
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 
 # End of the hold of each held machine, by claim number.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.observed import Known
 
 

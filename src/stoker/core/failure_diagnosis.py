@@ -10,11 +10,10 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.core.failure_patterns import PATTERNS
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import FailureCause
 
 # A longer line is data, an attack, or quotes a long command. An error is at its beginning or at its end.

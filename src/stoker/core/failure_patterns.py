@@ -6,9 +6,9 @@ Each pattern has real lines beside it: `samples` that it must recognise, and `ot
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
 
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Blame
 
 

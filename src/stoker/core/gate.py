@@ -8,8 +8,8 @@ every rank wrote an `exit` of *interrupted*, which happens only after its proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, ExitWhy
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
+
 from stoker.model.policy import NO_RULES, Policy
 
 

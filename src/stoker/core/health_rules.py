@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core import stalls
 from stoker.core.metric_rules import metric_violation
 from stoker.core.policy_rules import RuleFinding, Subject, applies, enforced_rules
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim
 from stoker.model.policy import Policy, Rule, RuleAction, StallRule
 

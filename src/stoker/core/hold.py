@@ -8,12 +8,11 @@ writes the longest hold into the log; every reader uses that value.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import zip_longest
 
 from stoker.core.costs import job_cost, valid_span_s
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.spec import Spec
 

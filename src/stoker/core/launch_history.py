@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Offering
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.costs import burn_rate, highest_possible_cost, valid_span_s
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 
 

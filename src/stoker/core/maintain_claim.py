@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core import budget_verdict, health_rules, policy_rules
@@ -13,7 +14,6 @@ from stoker.core.job_decision import JobDecision
 from stoker.core.launch_history import waiting_since
 from stoker.core.saved_work import nothing_saved_yet
 from stoker.core.snapshot import Launch
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import AttemptOutcome, Closed, Draining, Suspected, Warned

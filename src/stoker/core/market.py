@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Literal
 
 from stoker.model import market_keys
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim
 from stoker.model.offerings import Offering
 

@@ -8,12 +8,11 @@ another governor may have launched meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.name_list import first_names
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering

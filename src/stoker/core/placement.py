@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 
@@ -25,7 +25,6 @@ from stoker.core.launch_history import (
 from stoker.core.name_list import first_names
 from stoker.core.saved_work import cause_of_end
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Offering

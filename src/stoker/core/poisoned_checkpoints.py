@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stoker.core.governor_settings import GovernorSettings
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Closed
 

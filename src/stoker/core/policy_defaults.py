@@ -6,10 +6,9 @@ This happens once, at submission: a submitted spec never changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.core.policy_rules import Subject, applies
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.policy import DefaultsRule, Policy
 from stoker.model.spec import Spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 
 from stoker.core import spot
@@ -14,7 +14,6 @@ from stoker.core.name_list import first_names
 from stoker.core.policy_patterns import is_submitter, matches_tag
 from stoker.core.rule_checks import CheckedJob, Problem, allows_text, forbids, problems_of
 from stoker.core.tag_groups import tags_of_groups
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.policy import Exemption, NotificationChannel, Policy, Rule

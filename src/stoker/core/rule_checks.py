@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from stoker.core.name_list import first_names
 from stoker.core.policy_patterns import matches_any, matches_tag, matches_value, regex_of
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.policy import DenyRule, Rule, TagValues

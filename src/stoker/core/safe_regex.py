@@ -14,11 +14,9 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
-
-from stoker.model.dataclass import dataclass
 
 # The parser of `re` itself, so that an expression means the same here. Python 3.11 moved it.
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
@@ -28,7 +26,8 @@ MAX_CHARS = 1000
 MAX_INSTRUCTIONS = 400
 # Most expressions of one job: each is applied to every line of its log.
 MAX_EXPRESSIONS = 100
-MAX_STEPS = 1_000_000  # About a third of a second. No line of a log is so long without a match.
+# About a third of a second. No line of a log is so long without a match.
+MAX_STEPS = 1_000_000
 _REMEMBERED_CHARS = 4096
 
 _UNSUPPORTED = {
@@ -112,7 +111,8 @@ class SafePattern:
     text: str
     groups: int
     names: Mapping[str, int]
-    needed: str  # Text that every match contains.
+    # Text that every match contains.
+    needed: str
     _program: Sequence[_Instruction] = field(repr=False)
     _only_at_start: bool = False
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from stoker.core.market import NO_HISTORY as UNKNOWN_MARKET
 from stoker.core.market import MarketHistory
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Event
 from stoker.model.node_facts import Exit, Heartbeat, NodeFacts, NoticeFact

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Activity, AgentPhase, Heartbeat

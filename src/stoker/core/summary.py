@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost, valid_span_s
 from stoker.core.hold import hold_of
 from stoker.core.job_warnings import job_warnings
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, SavedOutputs, SaveTimes

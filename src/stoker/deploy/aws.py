@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from stoker.governor import deployment_record
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.serverless.schedule import ScheduleSwitch
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request

@@ -8,7 +8,7 @@ It has the governor's policy of `stoker iam`, and may switch its own clock and s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.deploy import aws_monitoring
@@ -16,7 +16,6 @@ from stoker.deploy.aws_entry_point import RULE, STORE, TOPIC
 from stoker.deploy.aws_monitoring import may_publish
 from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless import events
-from stoker.model.dataclass import dataclass
 from stoker.providers.ec2.iam import policy_of, trust_policy
 from stoker.providers.ec2.permissions import Statement
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.identity import email
 

@@ -14,13 +14,13 @@ import io
 import platform
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import stoker
 from stoker.deploy import aws_models
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.store.base import Store
 from stoker.submit.agent_bundle import NoAgentAvailable, obstore_files

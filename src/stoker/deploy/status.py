@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
@@ -16,7 +17,6 @@ from stoker.governor import deployment_record
 from stoker.governor.deployment_record import CLOUDS, DeploymentRecord
 from stoker.governor.pass_record import governor_name
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.store.base import Store
 from stoker.store.store_clock import read_clock

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,7 +17,6 @@ from stoker.external_jobs import clone_request
 from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, HostMetrics, JobFigures, WantedAlarm
 from stoker.external_jobs.training_job import ExternalJob
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices

@@ -7,11 +7,9 @@ jobs is read from SageMaker each time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar, Literal
-
-from stoker.model.dataclass import dataclass
 
 # The step after a stop: none, a clone with the same request, or a clone without spot.
 After = Literal["", "restart", "on-demand"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-
-from stoker.model.dataclass import dataclass
 
 ORIGIN = "stoker:origin"
 CLONE_OF = "stoker:clone-of"

@@ -7,7 +7,7 @@ unknown facts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from stoker.core import audit, budget_verdict, policy_rules
@@ -40,7 +40,6 @@ from stoker.external_jobs.snapshot import (
     without_own_limits,
 )
 from stoker.external_jobs.unpriced import unpriced_warnings
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import Policy, RuleAction

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from stoker.core import failure_diagnosis
 from stoker.core.attempt_verdict import matches_failure
 from stoker.core.policy_rules import PREFIX
-from stoker.model.dataclass import dataclass
 from stoker.model.policy import Rule
 
 # `machine`: the script is not at fault. `script`: a restart would fail again. `policy`: a rule of the policy wants a

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import DEFAULT
@@ -33,7 +33,6 @@ from stoker.governor import external_costs
 from stoker.governor.pass_record import governor_name
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import AuthDenied, NotInstalled, StokerError, StoreUnavailable, describe_error
 from stoker.model.observed import Unknown
 from stoker.model.policy import Policy

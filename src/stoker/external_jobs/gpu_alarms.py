@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from stoker.core.policy_rules import Subject, applies
 from stoker.external_jobs.training_job import ExternalJob
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.policy import Policy, Rule, StallRule, UtilizationRule
 

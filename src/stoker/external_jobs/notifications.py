@@ -4,7 +4,7 @@ a job."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.policy_rules import PREFIX
@@ -20,7 +20,6 @@ from stoker.external_jobs.clone_chain import (
     Stopping,
 )
 from stoker.external_jobs.snapshot import LOST, ON_DEMAND
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError, describe_error
 from stoker.model.policy import EventKind, Policy
 from stoker.notifications.dispatcher import NotificationDispatcher

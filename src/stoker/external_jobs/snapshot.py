@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -15,7 +15,6 @@ from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
 from stoker.external_jobs.gpu_alarms import Alarm, JobFigures, WantedAlarm
 from stoker.external_jobs.training_job import ExternalJob
-from stoker.model.dataclass import dataclass
 from stoker.model.observed import Observed
 from stoker.model.policy import Policy, Rule
 from stoker.model.spec import Limits

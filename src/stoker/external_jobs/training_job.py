@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from stoker.external_jobs.clone_request import parse_lineage
-from stoker.model.dataclass import dataclass
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.model.spec import SUBMITTER_TAG, Container, Environment, Limits, Spec

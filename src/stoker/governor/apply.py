@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Protocol
@@ -20,7 +20,6 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.market_records import MarketWriter
 from stoker.governor.observe import Memory
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,

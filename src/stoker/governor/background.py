@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -36,7 +37,6 @@ from stoker.governor.background_report import (
 )
 from stoker.governor.loop import Governor, Pass
 from stoker.governor.observe import is_idle
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotGoverned, StokerError, StoreDenied
 from stoker.model.spec import Spec
 from stoker.notifications.outbox_store import has_unsent_events

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from stoker.core import budget_verdict
@@ -18,7 +18,6 @@ from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import ParsedKeys, read_daily_costs
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.keys import spent_day, spent_month

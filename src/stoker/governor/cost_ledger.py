@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import partial
 from urllib.parse import parse_qsl, urlencode
@@ -19,7 +19,6 @@ from stoker.core.daily_costs import DaySums, KnownSum, by_day, paid_spans
 from stoker.core.hold import qualifies_for_hold
 from stoker.core.summary import held_until
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec

@@ -10,11 +10,10 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import (
     CodecError,
     ProviderError,

@@ -8,12 +8,12 @@ jobs itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.summary import phase_of, summarize, summarize_node
 from stoker.governor.observe import Memory
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import NodeFacts
 from stoker.model.observed import Known

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.hold import hold_of
 from stoker.core.unowned_machines import is_orphan, why_unowned
 from stoker.governor.connected_providers import Fleet
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound, StokerError, Transient, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Leftover

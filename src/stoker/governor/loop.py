@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.budget_verdict import LaunchDenied
@@ -31,7 +31,6 @@ from stoker.governor.observe import (
 from stoker.governor.pass_notifier import PassNotifier
 from stoker.governor.pass_record import governor_name, record_pass
 from stoker.governor.price_keeper import PriceKeeper
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError, StoreError, describe_error
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy

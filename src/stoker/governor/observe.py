@@ -8,7 +8,7 @@ compared with, and the facts of machines that are gone are complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from stoker.core.placement import wants_claim
@@ -16,7 +16,6 @@ from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.market_records import MarketReader
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NoSuchResource, ProviderError, UserError, describe_error
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, NodeFacts, NoticeFact

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 from stoker.store.store_clock import StoreClock, stamp

@@ -11,11 +11,11 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from stoker.core.costs import LONGEST_SPAN_S
-from stoker.model.dataclass import dataclass
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from stoker.jobfile.parse import nearest_field, parse_job
 from stoker.jobfile.settings_tree import Layer, layer_of
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import WrongKeyword
 from stoker.model.spec import Scalar, Spec
 

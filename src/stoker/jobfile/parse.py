@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +13,6 @@ from stoker.jobfile.cross_field_rules import check_rules
 from stoker.jobfile.default_name import default_name
 from stoker.jobfile.field_table import Field, fields_of, provider_sections, walk
 from stoker.jobfile.settings_tree import Layer, Origin, SettingNode, describe, merge_layers, short
-from stoker.model.dataclass import dataclass
 from stoker.model.resources import Resources
 from stoker.model.spec import Input, Spec
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from stoker.jobfile.layers import provider_node, shared_layers
 from stoker.jobfile.parse import ParsedJob, base_folder, parse_layers
 from stoker.jobfile.settings_tree import Layer, Origin
 from stoker.model import secret_refs
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NoSuchProvider, SpecError
 from stoker.model.spec import Spec
 from stoker.providers import registry

@@ -12,12 +12,11 @@ import numbers
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SpecError
 
 if TYPE_CHECKING:

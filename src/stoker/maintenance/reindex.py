@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -14,7 +14,6 @@ from stoker.governor.cost_ledger import record_job_costs
 from stoker.governor.observe import active_jobs
 from stoker.maintenance.delete import finish_removals
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, describe_error
 from stoker.model.job_state import JobState
 from stoker.store import job_index, job_log, node_facts

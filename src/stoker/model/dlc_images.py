@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.dlc_tables import ACCOUNTS, DATE, HUGGINGFACE, PYTHONS
 
 # The oldest Python that Stoker's agent runs in. The training runs in any.

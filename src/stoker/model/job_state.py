@@ -7,10 +7,9 @@ cached and continued.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.model.dataclass import dataclass
 from stoker.model.log_entries import (
     AttemptOutcome,
     Claimed,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.offerings import Offering
 
 # Version of the protocol that this code writes and decides on. Entries carry the version a governor must have.

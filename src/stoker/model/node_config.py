@@ -18,9 +18,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-
-from stoker.model.dataclass import dataclass
 
 
 @dataclass(frozen=True)

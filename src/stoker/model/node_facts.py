@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.gang_messages import Ack, Rendezvous, SaveAnswer, SaveProposal
 from stoker.model.log_entries import Waste
 from stoker.model.observed import Known, Observed, Stamped
@@ -280,7 +278,7 @@ class Exit:
     saves_elsewhere: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class BlobRef:
     """One file of a checkpoint, relative to the checkpoint folder.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
-
-from stoker.model.dataclass import dataclass
 
 T = TypeVar("T")
 

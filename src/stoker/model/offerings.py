@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
-
-from stoker.model.dataclass import dataclass
 
 # `off`: powered off but still existing, so it costs money and may be started again. Its training is over, because an
 # agent never trains on a machine that had one before. `unheard-of`: see `Provider.state`.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.model import secret_refs
-from stoker.model.dataclass import dataclass
 from stoker.model.spec import Environment, PackageIndex
 
 _SCHEMES = ("http", "https", "file")

@@ -10,10 +10,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
-
-from stoker.model.dataclass import dataclass
 
 _MAGIC = re.compile(r"[*?\[]")
 # A plain entry with such an ending is a file, and no folder is created for it.

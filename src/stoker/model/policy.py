@@ -5,14 +5,15 @@ A rule has one subject (`tags`, `machines`, `max_cost`, …) and an action for j
 """
 
 # `file_field` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from datetime import date
 from typing import ClassVar, Literal, get_args
 
-from stoker.model.dataclass import dataclass
 from stoker.model.file_field import MAX_DOLLARS, file_field
 from stoker.model.resources import Spot
 

@@ -4,13 +4,13 @@ Frozen and canonical, as `stoker.model.spec` describes.
 """
 
 # `file_field` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.file_field import MAX_NODES, MAX_PRICE, file_field
 from stoker.model.keywords import checks_fields

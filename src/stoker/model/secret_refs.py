@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 import re
-
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
 
 # Pattern of the text after each kind.
 _NAMES = {

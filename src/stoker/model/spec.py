@@ -7,13 +7,14 @@ metadata.
 """
 
 # `file_field` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.file_field import MAX_DOLLARS, MAX_NODES, file_field
 from stoker.model.keywords import checks_fields
 from stoker.model.resources import Resources

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.keywords import checks_fields
 from stoker.model.spec import Spec
 

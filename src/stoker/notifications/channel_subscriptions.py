@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from stoker.model import channel_address
-from stoker.model.dataclass import dataclass
 from stoker.model.policy import NotificationChannel, Policy
 from stoker.model.spec import Spec
 from stoker.notifications.events import Notification, channel_wants, in_scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.budget_reservations import LEAVES, WAITS_FOR_ROOM
@@ -15,7 +15,6 @@ from stoker.core.health_rules import OWN_STALL_RULE
 from stoker.core.policy_patterns import matches_tag
 from stoker.core.policy_rules import PREFIX
 from stoker.core.snapshot import Action, Terminate
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
 from stoker.model.offerings import Leftover, Offering

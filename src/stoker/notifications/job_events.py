@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.policy import Policy

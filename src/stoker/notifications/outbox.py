@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from stoker.model.dataclass import dataclass
 from stoker.notifications.events import Notification
 
 HOUR = timedelta(hours=1)

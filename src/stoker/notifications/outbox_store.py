@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.notifications.events import Notification
 from stoker.notifications.outbox import GIVE_UP_AFTER, HOUR, REMEMBERED_FOR, SENDING_LEASE, Outbox

@@ -11,12 +11,11 @@ the rule's approvers may bring the approval back. The job can be approved again,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from stoker.core.policy_patterns import is_submitter
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.key_segments import quote
 from stoker.model.policy import Exemption, Policy, Rule

@@ -4,9 +4,9 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from stoker.core.policy_patterns import is_pattern, matches
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.policy import Policy, Rule
 from stoker.providers import registry

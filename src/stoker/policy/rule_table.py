@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.policy import SUBJECTS
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
 from stoker.model.policy import NO_RULES, Policy
 from stoker.policy.approvals import ApprovalReader

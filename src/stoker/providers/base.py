@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import NoticeFact
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.model.resources import Resources

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.model.dataclass import dataclass
 from stoker.model.spec import Logs
 
 

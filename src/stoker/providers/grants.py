@@ -4,10 +4,10 @@ that each part of Stoker may read, write and remove, which are the same in every
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
 

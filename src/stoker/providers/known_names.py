@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Protocol
-
-from stoker.model.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, Literal, TypeVar
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
 from stoker.providers import did_you_mean

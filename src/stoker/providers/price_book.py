@@ -13,13 +13,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers import machine_types, packaged_data
 from stoker.providers.machine_types import MachineType

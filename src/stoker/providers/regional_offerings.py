@@ -7,10 +7,9 @@ region that offers nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, StokerError, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NoSuchProvider, UserError
 from stoker.model.spec import Spec, is_port
 from stoker.store.home import is_unnamed_store

@@ -7,9 +7,9 @@ import shlex
 import shutil
 import socket
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers.base import ShellRequest
 from stoker.store.home import home, make_home

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.read.format import dollars, duration
 from stoker.read.metrics import MetricSeries
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from stoker.core.summary import summarize
 from stoker.governor.cost_ledger import DailyCost, read_daily_costs
 from stoker.governor.observe import active_jobs
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import job_index, job_log
 from stoker.store.base import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
 
@@ -13,7 +13,6 @@ from stoker.core.costs import Cost, valid_span_s
 from stoker.core.daily_costs import DaySums, PaidSpan, midnight, paid_spans
 from stoker.core.summary import AttemptSummary
 from stoker.governor.cost_ledger import DailyCost
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Waste
 from stoker.store.job_index import IndexRecord

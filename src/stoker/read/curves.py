@@ -6,12 +6,12 @@ import csv
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TextIO, get_args
 
 from stoker.core.summary import Summary
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.read.compare import Curve
 from stoker.read.metrics import Metrics, MetricSeries, Point

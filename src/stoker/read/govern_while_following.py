@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from stoker.governor import background
@@ -18,7 +19,6 @@ from stoker.governor.handover_guard import HandoverGuard, guarding
 from stoker.governor.observe import active_jobs
 from stoker.governor.thread import governing_in_thread
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError
 from stoker.notifications.outbox_store import has_unsent_events
 from stoker.read.follow import Follower

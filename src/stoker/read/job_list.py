@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,7 +12,6 @@ from typing import get_args
 
 from stoker.core.summary import Summary, summarize
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Phase
 from stoker.store import job_index, job_log, node_facts

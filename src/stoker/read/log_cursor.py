@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError
 from stoker.read.node_chunks import NodeLog, boot_lines, boots, fetch_chunks
 from stoker.store.base import Meta, Store

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Usage
 from stoker.read.node_chunks import NodeLog, boots, fetch_chunks
 from stoker.store.base import Store

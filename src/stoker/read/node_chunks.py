@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.store.base import Meta, Store
@@ -21,7 +20,7 @@ BOOT = "[boot] "
 _MOST_BOOT_BYTES = 1024 * 1024
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True)
 class NodeLog:
     """Names one node of one attempt: the `attempt` for people, its `claim`, and the instance that wrote."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import MappingProxyType
 
@@ -11,7 +12,6 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.core.launch_history import next_try
 from stoker.core.saved_work import attempts_of, checkpoint_title, with_step
 from stoker.core.summary import phase_of
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat

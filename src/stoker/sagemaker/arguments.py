@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TypeVar
-
-from stoker.model.dataclass import dataclass
 
 _Config = TypeVar("_Config")
 

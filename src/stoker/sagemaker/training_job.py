@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError
 
 _STATUS = {"succeeded": "Completed", "failed": "Failed", "stopped": "Stopped"}

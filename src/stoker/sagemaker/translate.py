@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stoker.jobfile.default_name import slug
 from stoker.model import dlc_images
-from stoker.model.dataclass import dataclass
 from stoker.model.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Scalar

@@ -10,12 +10,12 @@ import builtins
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
 from stoker.model.keywords import checks_keywords
 from stoker.store.home import default_store_url

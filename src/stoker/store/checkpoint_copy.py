@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.store.base import RECORD_BYTES, Meta, Store
 

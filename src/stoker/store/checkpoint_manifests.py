@@ -10,18 +10,16 @@ out, with a warning in the log.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.key_segments import is_safe_name
@@ -66,7 +64,7 @@ class CheckpointTooLarge(StoreError):
     """A save with more files, or longer names, than readers accept. Nothing of it is uploaded."""
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True)
 class ManifestKey:
     """The parsed key of a manifest. Keys of one rank sort by age."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.job_state import ChosenCheckpoint, JobState
 from stoker.store.checkpoint_manifests import IMPORTED, ManifestKey, parse_key

@@ -10,13 +10,13 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from stoker.core.poisoned_checkpoints import PoisonedCheckpoints
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Phase
 from stoker.store.base import Store

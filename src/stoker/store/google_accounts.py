@@ -16,11 +16,11 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 
 _OBSTORE_KNOWS = ("service_account", "authorized_user")

@@ -7,9 +7,10 @@ a job has ended, the record with the highest number always says so. Records of r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.core.summary import Summary
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.submission import Submission

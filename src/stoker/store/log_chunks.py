@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreError
 from stoker.model.node_facts import Usage
 from stoker.store.base import Meta, Store

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
 from stoker.store.job_log import new_token

@@ -6,8 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
 
 # How many tries of one file count. A store that fails at the end of a large file, again and again, makes no progress.
 _COUNTED_TRIES = 3

@@ -21,12 +21,12 @@ import time
 import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import stoker
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers.image_info import SERVED, Python, newer_image, version_text
 from stoker.store.base import Store

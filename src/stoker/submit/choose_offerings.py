@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from stoker.core.acceptable_offerings import fitting_for_new_job
 from stoker.core.costs import in_dollars
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.policy_rules import EffectiveLimits
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from stoker.model.dataclass import dataclass
 
 # Enough for a repository on a slow network disk. The revision is optional, and must not delay a submission for long.
 TIMEOUT_S = 20

@@ -20,7 +20,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from stoker.cloudapi.aws import sigv4
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import EMAIL, Metadata, MetadataError
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, UserError
 from stoker.model.spec import LOCAL_SUBMITTER, SUBMITTER_TAG, Spec
 from stoker.store.base import Store

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-
-from stoker.model.dataclass import dataclass
 
 # Counting stops here: a folder with a million images must not be counted before each run.
 MOST_COUNTED = 20_000

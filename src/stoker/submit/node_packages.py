@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from stoker.model.dataclass import dataclass
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec
 from stoker.providers import registry

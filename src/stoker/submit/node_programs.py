@@ -13,12 +13,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from stoker.agent.environment.read_requirements import NOTHING
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.store.base import Store

@@ -17,12 +17,12 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, cast
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.submission import Code
 from stoker.submit.git_revision import Revision, revision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
 from stoker.core import budget_verdict, policy_rules
@@ -20,7 +20,6 @@ from stoker.core.prior_usage import used_before
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.job_state import JobState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from stoker.core.policy_defaults import LIMITS, FilledSpec
 from stoker.governor.price_keeper import bring_prices
 from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.path_patterns import entries_of, is_pattern

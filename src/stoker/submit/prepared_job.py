@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from stoker.core.policy_rules import EffectiveLimits
-from stoker.model.dataclass import dataclass
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec
 from stoker.model.submission import Code

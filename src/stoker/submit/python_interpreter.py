@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 
 _FIELD = "environment.python"

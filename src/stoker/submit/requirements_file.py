@@ -10,12 +10,11 @@ import posixpath
 import re
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.environment import read_requirements
 from stoker.agent.environment.read_requirements import DEFAULT_FILE, FIELD, NOTHING, Requirements
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.submit.git_revision import tracked_files

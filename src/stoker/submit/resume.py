@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.poisoned_checkpoints import PoisonedCheckpoints, poisoned_checkpoints
 from stoker.governor.price_keeper import bring_prices
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, ResumeAsked

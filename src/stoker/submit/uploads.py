@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from stoker.agent.inputs.source import list_files
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Spec

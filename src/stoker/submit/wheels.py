@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from urllib.parse import unquote, urlsplit
 
 from stoker.agent.environment.read_requirements import EXPORT_LOCK, UV_SETTINGS, Requirements
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex
 from stoker.model.submission import Wheel, wheels_target

@@ -7,13 +7,12 @@ import hashlib
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.store.base import RECORD_BYTES, Meta, Object, StoredFile, check_key, check_prefix
 

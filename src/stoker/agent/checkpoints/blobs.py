@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable, naming_unreadable
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged, Store
 from stoker.store.checkpoint_manifests import check_files

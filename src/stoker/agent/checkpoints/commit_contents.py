@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.file_copies import FileCopy, SaveCopy
@@ -11,7 +11,6 @@ from stoker.agent.checkpoints.file_numbers import number_of
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature, signature_of, top_folder_of
 from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.whole_saves import UnitLeftOut
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, Selection, scan
@@ -16,7 +16,6 @@ from stoker.agent.checkpoints.save_protocol import MARKER, MAX_JSON_BYTES, Lock,
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable, naming_unreadable
 from stoker.agent.confinement import handle_path, open_plain, opened_folder, read_plain, replace_plain
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.model.key_segments import is_safe_name
 from stoker.store.checkpoint_manifests import MOST_COUNT

@@ -7,6 +7,7 @@ request, the folder is no longer watched for other saves.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandoned
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
@@ -24,7 +25,6 @@ from stoker.agent.checkpoints.requested_commits import RequestedCommits
 from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import BlobRef, CheckpointRef
 from stoker.store.checkpoints import list_checkpoints

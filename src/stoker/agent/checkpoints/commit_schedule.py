@@ -7,11 +7,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreError
 from stoker.processes import boot_id
 

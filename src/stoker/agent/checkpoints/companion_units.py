@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-
-from stoker.model.dataclass import dataclass
 
 # So many beginnings of units are remembered …
 _REMEMBERED = 256

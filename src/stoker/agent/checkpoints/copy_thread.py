@@ -10,10 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable, describe_error
 from stoker.model.node_facts import CheckpointRef
 from stoker.store.base import Store

@@ -11,14 +11,13 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.confinement import opened_folder, read_plain, replace_plain
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 
 # The prefix of Stoker's own files in a checkpoint folder. They are never committed (`folder_snapshot.IGNORED_NAMES`).

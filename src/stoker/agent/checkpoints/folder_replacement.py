@@ -28,12 +28,12 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.agent.checkpoints.folder_record import OWN, REPLACED, STAGING, FolderRecord, stamp_of, walk
 from stoker.agent.confinement import handle_path, open_plain, opened_folder
-from stoker.model.dataclass import dataclass
 from stoker.store.safe_extraction import Extraction
 
 _CHUNK = 1024 * 1024

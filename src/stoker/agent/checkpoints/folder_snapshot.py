@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import BinaryIO, NamedTuple
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.checkpoints.unreadable_files import as_unreadable, naming_unreadable, printable
 from stoker.agent.confinement import Confinement, handle_path
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 from stoker.processes import FilesByInode, OpenFile, WritableFiles
 from stoker.processes.pseudo_files import is_pseudo

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents
@@ -20,7 +20,6 @@ from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 from stoker.agent.checkpoints.write_history import WriteHistory
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 from stoker.store.hashed_copy import copy_hashed

@@ -21,13 +21,13 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
 from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable, as_unreadable, closed_folder
-from stoker.model.dataclass import dataclass
 from stoker.store.base import FileChanged
 
 # How long a file that could not be read to its end counts as broken before it is read again; and after the training.

@@ -21,13 +21,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_numbers import newest_names
 from stoker.agent.checkpoints.folder_commits import FolderCommits
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature
-from stoker.model.dataclass import dataclass
 from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.model.node_facts import BlobRef
 from stoker.store.checkpoint_manifests import IMPORTED, parse_key

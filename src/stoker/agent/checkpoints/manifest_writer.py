@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, CheckpointRef, Manifest
 from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, encode, read_manifests

@@ -11,13 +11,12 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
 from stoker.agent.checkpoints.copy_room import CopyRoom
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StokerError
 from stoker.store.base import Meta, ObjectChanged, Store, is_valid_key
 from stoker.store.checkpoint_copy import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
@@ -15,7 +16,6 @@ from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWrit
 from stoker.agent.checkpoints.save_protocol import MARKER
 from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.checkpoints.unreadable_files import FileUnreadable, UnreadableSaves, closed_folder
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 

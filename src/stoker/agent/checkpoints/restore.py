@@ -6,13 +6,13 @@ A store that does not answer is no reason to fall back: StoreUnavailable is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_record import FolderRecord
 from stoker.agent.checkpoints.folder_replacement import StoredFiles, replace_contents, staging_folder
 from stoker.agent.confinement import handle_path, opened_folder
 from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import ChosenCheckpoint
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import TrustedClaims

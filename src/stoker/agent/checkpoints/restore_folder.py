@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent import job_folders
@@ -12,7 +12,6 @@ from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
 from stoker.agent.checkpoints.restore import RestoredCheckpoint, clear_folder, restore
 from stoker.agent.confinement import Confinement, handle_path
 from stoker.agent.output_files import Baseline
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import as_written

@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from stoker.agent.checkpoints.save_protocol import MARKER, read_json
 from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.core.poisoned_checkpoints import NONE_POISONED
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef, Manifest

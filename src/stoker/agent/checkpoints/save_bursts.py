@@ -17,13 +17,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stoker.agent.checkpoints.file_numbers import hide_generations, role_of
 from stoker.agent.checkpoints.folder_events import FolderEvent
 from stoker.agent.checkpoints.folder_snapshot import top_folder_of
-from stoker.model.dataclass import dataclass
 
 # Writes that are closer together than this belong to one burst.
 PAUSE_S = 0.05

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy, SaveCopy, SaveTooLarge
@@ -22,7 +22,6 @@ from stoker.agent.checkpoints.folder_events import FolderEvent, FolderEvents
 from stoker.agent.checkpoints.folder_snapshot import File, Files, FolderView, Signature
 from stoker.agent.checkpoints.format_check import CachedFormatChecks, check_format
 from stoker.agent.checkpoints.save_bursts import SaveBursts
-from stoker.model.dataclass import dataclass
 from stoker.store.base import FileChanged
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from stoker.agent.checkpoints.companion_units import CompanionUnits
 from stoker.agent.checkpoints.file_numbers import Generation, counts_time, generation_of, role_of
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, top_folder_of
 from stoker.agent.checkpoints.save_shape import Shape, shape_of
-from stoker.model.dataclass import dataclass
 
 # Parts of one save that are numbered like saves are written close together. Saves are further apart than this.
 APART_S = 0.25

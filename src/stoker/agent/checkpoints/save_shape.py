@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts, role_of
 from stoker.agent.checkpoints.folder_snapshot import File, top_folder_of
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import BlobRef
 
 # Files are stamped with a clock that ticks every 1 to 10 ms: the order of two files within a tick is not known.

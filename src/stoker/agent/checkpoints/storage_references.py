@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-from stoker.model.dataclass import dataclass
 
 # Tens of thousands of tensors. Following so many instructions takes about a second.
 _MAX_INSTRUCTIONS = 2_000_000

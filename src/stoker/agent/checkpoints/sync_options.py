@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,6 @@ from stoker.agent.checkpoints.folder_snapshot import FolderView, Selection
 from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import utcnow
-from stoker.model.dataclass import dataclass
 from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.processes import FilesByInode, WritableFiles
 from stoker.store.base import Store

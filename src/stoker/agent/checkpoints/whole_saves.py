@@ -7,6 +7,7 @@ that all files of the save exist. Without it the unit stays as it was in the las
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from stoker.agent.checkpoints.companion_units import CompanionUnits
@@ -16,7 +17,6 @@ from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
-from stoker.model.dataclass import dataclass
 
 # The rest of a save is waited for at least so many times as long as the longest pause in the save before, to a limit.
 _PAUSES = 4

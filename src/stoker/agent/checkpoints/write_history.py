@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature, top_folder_of
-from stoker.model.dataclass import dataclass
 from stoker.processes import OpenFile, expecting, has_survivor
 
 # A file that has been held open for this long and has hardly grown is a log: it is whole wherever it ends. One that was

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from stoker.agent.container.host_devices import FABRIC, HostCapabilities
 from stoker.agent.container.pipes import INSIDE
 from stoker.agent.runtime import BindMount
 from stoker.model import docker_flags
-from stoker.model.dataclass import dataclass
 from stoker.model.docker_flags import flags, has_flag
 
 # The container's first program reports its start and what the container calls itself, and then waits for its agent to

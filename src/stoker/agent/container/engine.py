@@ -8,11 +8,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 from stoker.agent.rendezvous import sleep_interruptibly
 from stoker.model import docker_flags
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.processes.spawn import LaunchSpec, Stream, start
 

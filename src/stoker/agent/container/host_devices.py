@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.runtime import count_gpus
-from stoker.model.dataclass import dataclass
 
 _TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
 _DEVICE_SPECS = ("/etc/cdi", "/var/run/cdi")

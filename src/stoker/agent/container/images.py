@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.rendezvous import sleep_interruptibly
 from stoker.agent.runtime import StepTimer
 from stoker.model import codec, dlc_images, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known

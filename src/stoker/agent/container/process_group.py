@@ -12,9 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.processes import Process, process_table, stat_of
 
 # cgroup version 1 has a hierarchy for each controller: these are used for the members and for the memory counters.

@@ -13,10 +13,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 
 DOCKER_HUB = "docker.io"

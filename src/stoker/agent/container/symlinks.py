@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent.container.engine import FIELD
 from stoker.agent.runtime import BindMount
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 
 # Limit of files and folders that are scanned, for all inputs together: more would take minutes.

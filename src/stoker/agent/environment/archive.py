@@ -14,12 +14,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StokerError
 from stoker.store.safe_extraction import Extraction, PathObstructed, inner_parts
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from stoker.agent.environment.store_cache import BackgroundUpload, DamagedCopy, 
 from stoker.agent.environment.variables import digest_settings
 from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.runtime import Command
-from stoker.model.dataclass import dataclass
 from stoker.model.submission import Submission
 from stoker.providers.base import HasEnvironmentCache
 

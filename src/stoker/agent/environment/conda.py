@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -24,7 +24,6 @@ from stoker.agent.environment.steps import Step
 from stoker.agent.environment.uv import write_lines
 from stoker.agent.environment.variables import CONDA_FILES
 from stoker.agent.runtime import Command
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_name
 from stoker.store.safe_extraction import Extraction

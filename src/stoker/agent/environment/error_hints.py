@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
 
 # Length of a cause. The log has the complete output.
 _LONGEST = 500

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from stoker.agent.node import AskStore
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_name
 from stoker.model.spec import PackageIndex

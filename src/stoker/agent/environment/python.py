@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.runtime import Command
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 
 # Builds a command from an argv, with everything else that the training will see.

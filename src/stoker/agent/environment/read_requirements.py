@@ -9,10 +9,10 @@ import fnmatch
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 
 Kind = Literal["requirements", "project", "uv-lock", "pylock"]

@@ -7,13 +7,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.error_hints import InstallErrorCause, read_cause
 from stoker.agent.logs.log_pump import last_lines
 from stoker.agent.runtime import Command, Runtime
 from stoker.core.failure_diagnosis import AGENT_PREFIX
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 
 # A set-up that takes longer gets a hint about how to make it quicker.

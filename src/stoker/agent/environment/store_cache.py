@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from stoker.agent.environment.archive import (
     write_part,
 )
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError, StokerError, StoreDenied
 from stoker.store.base import Store
 from stoker.store.parallel import run_all

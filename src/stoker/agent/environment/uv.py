@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from stoker.agent.environment.read_requirements import EXPORT_LOCK, FIELD, UV_SE
 from stoker.agent.environment.steps import CommandResult, SetupSteps, Step, nothing_to_undo
 from stoker.agent.fetch_programs import fetch_program, place_program
 from stoker.agent.runtime import Command
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.store.base import Store
 from stoker.store.safe_extraction import Extraction

@@ -11,12 +11,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.read_requirements import is_lock, kind_of
 from stoker.agent.environment.uv import Uv, read_from, write_lines
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed
 from stoker.store.safe_extraction import Extraction
 

@@ -14,11 +14,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from stoker.agent.sagemaker_machine import count_neuron_cores
-from stoker.model.dataclass import dataclass
 from stoker.model.durations import span_text
 
 Maker = Literal["nvidia", "neuron", "habana", "tpu"]

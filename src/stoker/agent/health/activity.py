@@ -11,10 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from stoker.agent.health.activity_probe import ActivitySample
 from stoker.core.failure_diagnosis import AGENT_PREFIX
-from stoker.model.dataclass import dataclass
 from stoker.model.node_facts import Activity, Series
 from stoker.model.usage_series import FINEST_S, pack
 

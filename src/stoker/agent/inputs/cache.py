@@ -23,12 +23,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from stoker.agent.inputs.source import InputListing
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.processes import boot_id
 from stoker.store.base import Meta

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.model.dataclass import dataclass
 from stoker.processes.spawn import LaunchSpec, start
 from stoker.processes.unmounting import abort_below, mounted_below, unmount_below
 

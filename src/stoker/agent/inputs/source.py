@@ -6,13 +6,12 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import StoreError
 from stoker.store.base import Meta, ObjectNamesUnusable, is_valid_key, open_store
 from stoker.store.bucket import BucketStore

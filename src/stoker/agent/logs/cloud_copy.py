@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stoker.agent.logs.pump_thread import PumpThread, Turn
 from stoker.core.failure_diagnosis import AGENT_PREFIX
-from stoker.model.dataclass import dataclass
 from stoker.model.job_state import JobState
 from stoker.model.node_config import NodeConfig
 from stoker.model.spec import Spec

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.confinement import open_plain
@@ -18,7 +19,6 @@ from stoker.agent.logs.file_tail import FileTail
 from stoker.agent.logs.pump_thread import PumpThread, Turn
 from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.store.base import Store
 from stoker.store.log_chunks import (
     HEADER_BYTES,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.blobs import BlobSender
 from stoker.agent.checkpoints.restore import find_candidates
@@ -11,7 +13,6 @@ from stoker.agent.phases.context import AttemptContext
 from stoker.agent.rendezvous import GangRendezvous, RendezvousResult
 from stoker.core.governor_settings import DEFAULT as SETTINGS
 from stoker.core.poisoned_checkpoints import poisoned_checkpoints
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed, UserError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec, master_port

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.copy_thread import CheckpointCopies
@@ -28,7 +28,6 @@ from stoker.agent.phases.leaving import LeaveChecks
 from stoker.agent.runtime import HostRuntime, Runtime
 from stoker.agent.setup import Setup, SetupResult
 from stoker.agent.supervise import Training
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import SetupFailed, StoreError
 from stoker.model.log_entries import Waste
 from stoker.model.node_config import NodeConfig, NodePaths

@@ -9,7 +9,7 @@ import configparser
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from stoker.cloudapi.aws import container
 from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
 from stoker.cloudapi.machine_vendor import is_elsewhere
-from stoker.model.dataclass import dataclass
 
 _KEYS = ("aws_access_key_id", "aws_secret_access_key")
 # Settings of a profile that replace keys and that only an SDK understands.

@@ -12,13 +12,13 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from stoker.cloudapi.aws.identity import AwsIdentity, domain_of
 from stoker.cloudapi.aws.signed_calls import SignedCalls, rpc_headers
 from stoker.cloudapi.http_exchange import NoAnswer
-from stoker.model.dataclass import dataclass
 
 _ABSENT = ("ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound")
 _DENIED = ("AccessDeniedException", "AccessDenied", "KMSAccessDeniedException")

@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,7 +19,6 @@ from urllib.parse import quote, urlencode
 from stoker.cloudapi.google.metadata import Metadata
 from stoker.cloudapi.http_exchange import NoAnswer, exchange, json_object, with_scheme
 from stoker.cloudapi.machine_vendor import is_elsewhere
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.store.google_accounts import GoogleAuthTokens, credentials_file
 

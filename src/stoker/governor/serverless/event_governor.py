@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor, Pass
@@ -13,7 +13,6 @@ from stoker.governor.price_keeper import PriceKeeper
 from stoker.governor.serverless.events import IgnoredEvent, JobWake, MachineWake, Tick, TrainingWake, WakeEvent
 from stoker.governor.serverless.external_jobs import ExternalJobs, ExternalJobsResult
 from stoker.governor.serverless.schedule import Schedule, ScheduleNotOn, ScheduleSwitch
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, StokerError
 from stoker.model.observed import Known
 from stoker.providers.base import SupportsJobLookup

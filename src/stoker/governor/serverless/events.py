@@ -10,10 +10,10 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 
 # The detail-types of EC2's interruption warnings. The machine's own agent receives the same within seconds.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stoker.governor.serverless.events import TrainingWake
-from stoker.model.dataclass import dataclass
 
 
 @dataclass

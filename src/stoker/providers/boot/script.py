@@ -16,13 +16,12 @@ import re
 import textwrap
 import zipfile
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from typing import Any, cast
 
 from stoker.model import codec, keys
-from stoker.model.dataclass import dataclass
 from stoker.model.node_config import NodeConfig
 from stoker.providers.base import LaunchOrder
 from stoker.providers.image_info import newer_image

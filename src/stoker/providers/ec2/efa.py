@@ -5,9 +5,8 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from stoker.model.dataclass import dataclass
 
 
 class NetworkFacts(Protocol):

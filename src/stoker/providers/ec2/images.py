@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers.image_info import Python
 

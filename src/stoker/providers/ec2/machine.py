@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import CodecError
 from stoker.model.node_facts import NoticeFact
 from stoker.providers.node_side import end_process, wait_for_address

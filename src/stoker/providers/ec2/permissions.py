@@ -7,10 +7,10 @@ A text may hold names in parentheses; `statements.fill` replaces them. (BUCKET) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.providers import grants
 from stoker.providers.ec2 import tags
 

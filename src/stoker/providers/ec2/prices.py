@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.providers.ec2 import catalog
 from stoker.providers.ec2.client import Clients, pages
 from stoker.providers.ec2.errors import call_aws

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.ec2.client import Clients

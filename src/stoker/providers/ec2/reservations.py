@@ -4,11 +4,10 @@ they are, and while they are there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NoSuchResource, ProviderError, UserError
 from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import Resources

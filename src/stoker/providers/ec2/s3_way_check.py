@@ -8,9 +8,9 @@ https://docs.aws.amazon.com/vpc/latest/userguide/vpc-ip-addressing.html
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError
 from stoker.providers.base import CheckResult
 from stoker.providers.ec2.client import pages

@@ -11,10 +11,10 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.spec import Spec
 from stoker.providers.base import ShellCommand, ShellRequest

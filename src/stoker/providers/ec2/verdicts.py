@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.resources import Resources
 from stoker.providers import did_you_mean, machine_types, packaged_data
 from stoker.providers.gce import flex_start

@@ -8,12 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stoker.model import codec
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import AuthDenied, CodecError, NotInstalled, ProviderError, Transient
 from stoker.providers.cloud_errors import first_line
 from stoker.providers.gce import settings

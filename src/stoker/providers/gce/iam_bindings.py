@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.model import keys
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers.gce import permissions
 from stoker.providers.gce.permissions import Permission

@@ -4,8 +4,8 @@ no lookup."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.providers.gce import catalog
 from stoker.providers.image_info import Python

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound
 from stoker.model.offerings import Instance, InstanceState
 from stoker.providers.base import EndReason

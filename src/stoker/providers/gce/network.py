@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NoSuchResource, NotFound
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import ProjectRegion

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import labels
 

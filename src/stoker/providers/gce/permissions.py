@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
 from stoker.providers import did_you_mean, packaged_data

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import InvalidRequest, NoSuchResource, NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest

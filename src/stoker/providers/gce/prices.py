@@ -8,11 +8,10 @@ Disks are not included. TPUs are another service of that catalog, which is not r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
-from stoker.model.dataclass import dataclass
 from stoker.providers.gce import catalog, skus
 from stoker.providers.gce.skus import Kind, SkuPart
 from stoker.providers.price_book import PriceBook, PriceRefresh

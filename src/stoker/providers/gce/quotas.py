@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.offerings import Offering
 from stoker.providers.gce.catalog import is_tpu, split_name
 

@@ -8,13 +8,12 @@ https://cloud.google.com/compute/docs/instances/reservations-consume. One of a f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import NotFound, ProviderError, Throttled, Transient, UserError
 from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import Resources

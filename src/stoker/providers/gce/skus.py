@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker.model.dataclass import dataclass
 from stoker.providers.price_book import price
 
 Kind = Literal["core", "memory", "gpu"]

@@ -15,12 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model.spec import Spec
 from stoker.providers.base import ShellCommand, ShellRequest

@@ -7,8 +7,8 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/tpus. On a machine of Com
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from stoker.model.dataclass import dataclass
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.providers.gce import catalog

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-
-from stoker.model.dataclass import dataclass
+from dataclasses import dataclass
 
 _MOST = 63
 _DIGITS = 10
