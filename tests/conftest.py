@@ -6,8 +6,11 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
+from botocore import BOTOCORE_ROOT
+from botocore.loaders import JSONFileLoader
 from hypothesis import settings
 
 # The same examples every time, so that a change is judged by itself. STOKER_SEARCH=1 looks for new ones.
@@ -19,6 +22,22 @@ settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatab
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Every session of boto3 parses the megabytes of its models anew, 0.1 s of a core, and tests make thousands of sessions.
+_parse_model = JSONFileLoader.load_file
+_models: dict[str, Any] = {}
+
+
+def _parse_model_once(loader: JSONFileLoader, file_path: str) -> Any:
+    """Only of botocore's own files: tests write others."""
+    if not file_path.startswith(BOTOCORE_ROOT):
+        return _parse_model(loader, file_path)
+    if file_path not in _models and (model := _parse_model(loader, file_path)) is not None:
+        _models[file_path] = model
+    return _models.get(file_path)
+
+
+JSONFileLoader.load_file = _parse_model_once  # type: ignore[method-assign]
 
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")

@@ -26,7 +26,9 @@ from tests.support.machines.harness import Handle
 BOOT_S = 240.0
 # A governor in the test's own process: far more eager than one that is paid for by the call. Where its passes are
 # slow, on a busy computer, it leaves the cores to the machines that boot.
-_PASS_EVERY_S = 0.5
+_PASS_EVERY_S = 1.0
+# Between two looks at a job on machines: they boot for seconds.
+_LOOK_EVERY_S = 0.5
 _STEP = re.compile(r"a(\d+) r(\d+) s(\d+) ([0-9a-f]{8}) ")
 
 
@@ -151,7 +153,7 @@ class CloudWorld(World):
 
     def until(self, job: str, condition: Any, what: str, timeout_s: float = BOOT_S) -> None:
         try:
-            until(condition, what, timeout_s)
+            until(condition, what, timeout_s, _LOOK_EVERY_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story(job)}") from None
 

@@ -43,7 +43,7 @@ PATIENCE_S = 120.0
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def until(condition: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, pause_s: float = 0.05) -> T:
     """Wait until the condition gives something true, and answer that.
 
     A condition that takes long is asked less often: who waits leaves the cores to those that are waited for.
@@ -56,7 +56,7 @@ def until(condition: Callable[[], T | None], what: str, timeout_s: float = PATIE
             return found
         now = time.monotonic()
         assert now < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(max(0.05, 3 * (now - asked)))
+        time.sleep(max(pause_s, 3 * (now - asked)))
 
 
 def chain(steps: int) -> str:
@@ -91,10 +91,15 @@ class World:
         for folder in (self.home, self.code, self.truth):
             folder.mkdir(exist_ok=True)
         self._started: list[subprocess.Popen[bytes]] = []
+        self._opened: tuple[tuple[str, dict[str, str]], Store] | None = None
 
     @property
     def store(self) -> Store:
-        return open_store(self.url)
+        """Opened once for each address and environment: a bucket takes up to 25 ms of a core, and waits ask often."""
+        opened_with = (self.url, dict(os.environ))
+        if self._opened is None or self._opened[0] != opened_with:
+            self._opened = opened_with, open_store(self.url)
+        return self._opened[1]
 
     # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

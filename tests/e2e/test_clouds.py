@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 from cloud_world import BOOT_S, CloudWorld
+from ec2_world import Ec2World
 from harness import chain, fields, until
 
 from stoker import client
@@ -147,27 +148,30 @@ if isolated():
         assert (summary.attempts[1].first_step or 0) >= 11
         assert machine.state() == "terminated"
 
-    def test_the_agent_hangs(lent: CloudWorld) -> None:
-        """systemd ends it, whether or not anybody governs; the next agent saves, and gives the machine back."""
-        lent.script("counter.py")
-        lent.cloud.faults.shut_store("machines")
-        job = lent.submit(params={"steps": 400, "pause": 0.1, "every": 5})
-        with lent.governed():
-            lent.until(job, lambda: lent.has_machine(job), "a launch")
-            machine = lent.machine(job)
+    def test_the_agent_hangs(ec2: Ec2World) -> None:
+        """systemd ends it, whether or not anybody governs; the next agent saves, and gives the machine back.
+
+        On one cloud: the service is the same on all.
+        """
+        ec2.script("counter.py")
+        ec2.cloud.faults.shut_store("machines")
+        job = ec2.submit(params={"steps": 400, "pause": 0.1, "every": 5})
+        with ec2.governed():
+            ec2.until(job, lambda: ec2.has_machine(job), "a launch")
+            machine = ec2.machine(job)
             machine.wait_console("is rank 0 of", BOOT_S)
             # It waits for its agent: time enough to make systemd less patient with that than anybody would wish.
             folder = "/run/systemd/system/stoker-agent.service.d"
             machine.run("sh", "-c", f"mkdir -p {folder} && printf '[Service]\\nWatchdogSec=15\\n' >{folder}/hurry.conf")
-            lent.cloud.faults.shut_store("nobody")
-            lent.trained(job, 200)
-            assert len(lent.summary(job).attempts) == 1, "an agent that lives shows its pulse"
+            ec2.cloud.faults.shut_store("nobody")
+            ec2.trained(job, 200)
+            assert len(ec2.summary(job).attempts) == 1, "an agent that lives shows its pulse"
         machine.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "stoker-agent")
         machine.wait_gone(BOOT_S)
-        with lent.governed():
-            summary = lent.ended(job)
+        with ec2.governed():
+            summary = ec2.ended(job)
         assert fields(summary, "outcome", "rule") == [("infrastructure", "agent"), ("succeeded", "finished")], (
-            lent.story(job)
+            ec2.story(job)
         )
         assert (summary.attempts[1].first_step or 0) >= 199
 

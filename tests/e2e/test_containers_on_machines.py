@@ -118,31 +118,33 @@ if isolated():
         assert len(summary.attempts) == 2 and summary.phase == "succeeded", lent.story(job)
         assert [one.step for one in lent.steps(job)] == list(range(1, 101)), lent.story(job)
 
-    def test_the_exit_of_a_failing_training_is_its_own(lent: CloudWorld) -> None:
-        lent.write("import sys\nprint('it goes wrong')\nsys.exit(7)\n")
-        job = submit(lent, run="python train.py")
-        with lent.governed():
-            summary = lent.ended(job)
-        assert (summary.phase, summary.rule, summary.exit_code) == ("failed", "user-error", 7), lent.story(job)
-        assert "it goes wrong" in lent.lines(job) and len(summary.attempts) == 1
+    # The next two are between the agent, systemd and docker, whose units are the same on every cloud.
 
-    def test_a_container_ends_with_its_agent(lent: CloudWorld) -> None:
-        lent.script("counter.py")
-        job = submit(lent, run="python train.py --steps 60 --pause 0.1 --every 5")
-        with lent.governed():
-            lent.trained(job, 12)
-            machine = lent.machine(job)
-            (name,) = containers(lent, job)
+    def test_the_exit_of_a_failing_training_is_its_own(ec2: Ec2World) -> None:
+        ec2.write("import sys\nprint('it goes wrong')\nsys.exit(7)\n")
+        job = submit(ec2, run="python train.py")
+        with ec2.governed():
+            summary = ec2.ended(job)
+        assert (summary.phase, summary.rule, summary.exit_code) == ("failed", "user-error", 7), ec2.story(job)
+        assert "it goes wrong" in ec2.lines(job) and len(summary.attempts) == 1
+
+    def test_a_container_ends_with_its_agent(ec2: Ec2World) -> None:
+        ec2.script("counter.py")
+        job = submit(ec2, run="python train.py --steps 60 --pause 0.1 --every 5")
+        with ec2.governed():
+            ec2.trained(job, 12)
+            machine = ec2.machine(job)
+            (name,) = containers(ec2, job)
             # From inside, at once: the next agent switches the machine off.
             watch = f"while docker inspect {name} >/dev/null 2>&1; do sleep 0.05; done; echo gone"
             kill = "systemctl kill --kill-whom=main --signal=KILL stoker-agent"
             assert machine.run("sh", "-c", f"{kill}; {watch}", check=False).endswith("gone\n")
-            summary = lent.ended(job)
+            summary = ec2.ended(job)
         assert fields(summary, "outcome", "rule") == [("infrastructure", "agent"), ("succeeded", "finished")], (
-            lent.story(job)
+            ec2.story(job)
         )
         assert (summary.attempts[1].first_step or 0) >= 11
-        assert any(chain(60) in line for line in lent.lines(job))
+        assert any(chain(60) in line for line in ec2.lines(job))
 
     @pytest.mark.parametrize("image", [IMAGE, None])
     def test_the_last_words_are_not_lost_with_the_agent(ec2: Ec2World, image: str | None) -> None:

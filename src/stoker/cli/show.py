@@ -16,15 +16,15 @@ def command(job: str, as_json: bool) -> None:
 
     Includes the last checkpoint in the store, its age, and what a reclaim now would lose.
     """
-    from stoker import client
     from stoker.cli.external_jobs import print_clone_chain
     from stoker.cli.format import print_json, to_json
     from stoker.cli.job_report import job_text, last_words, merged_outputs
     from stoker.model.errors import UserError
+    from stoker.read.job_status import read_record
 
     store = opened_store()
     try:
-        record = client.read_record(named_job(store, job), store)
+        record = read_record(named_job(store, job), store)
     except UserError:
         if not print_clone_chain(store, job, as_json):
             raise

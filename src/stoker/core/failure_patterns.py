@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from stoker.model.node_facts import Blame
 
@@ -20,10 +21,15 @@ class FailurePattern:
 
     name: str
     blame: Blame
-    regex: re.Pattern[str]
+    expression: str
     samples: tuple[str, ...]
     others: tuple[str, ...] = ()
     raised: bool = False
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """Compiled when the first failure is diagnosed: most processes see none."""
+        return re.compile(self.expression)
 
 
 # The first pattern that matches a line decides. Errors of the script come first: they may quote the later ones.
@@ -31,7 +37,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "gpu-memory",
         "script",
-        re.compile(
+        (
             r"\bCUDA (?:error: )?out of memory\b|\bCuda failure (?:\d{1,4} )?'?out of memory|"
             r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b"
             r"|\bCUBLAS_STATUS_ALLOC_FAILED\b|\bResourceExhaustedError\b|\bOOM when allocating tensor\b"
@@ -55,7 +61,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "cuda-usage",
         "script",
-        re.compile(
+        (
             r"\bdevice-side assert triggered\b|\ban illegal memory access was encountered\b"
             r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL [Ee]rror\b[^,]{0,200}[,:] invalid (?:usage|argument)\b"
             # Ranks that run different collectives: an error of the program.
@@ -77,7 +83,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
         # Shared memory is as small on the next machine. Before `disk-full`, which has the same message.
         "shared-memory",
         "script",
-        re.compile(
+        (
             r"\binsufficient shared memory \(shm\)|\bout of shared memory\b"
             r"|\bunable to (?:write to|open|mmap \d{1,20} bytes from) (?:file|shared memory object) <"
         ),
@@ -91,7 +97,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "gpu",
         "machine",
-        re.compile(
+        (
             r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\b(?:GPU|gpu) is lost\b"
             r"|\bERROR_GPU_IS_LOST\b|\buncorrectable (?:ECC|NVLink) error\b|\bhardware stack error\b"
             r"|\b(?:CUDA|HIP) error: (?:unspecified launch failure|the launch timed out|unknown error)"
@@ -151,13 +157,13 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "disk-full",
         "machine",
-        re.compile(r"\b(?:No space left on device|Disk quota exceeded|database or disk is full)\b", re.IGNORECASE),
+        r"(?i)\b(?:No space left on device|Disk quota exceeded|database or disk is full)\b",
         ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/scratch/x'"),
     ),
     FailurePattern(
         "io",
         "machine",
-        re.compile(
+        (
             r"\bInput/output error\b|\bRemote I/O error\b|\bStale (?:NFS )?file handle\b"
             r"|\b[Tt]ransport endpoint (?:is not connected|shutdown)\b|\bPytorchStreamWriter failed writing file\b"
         ),
@@ -174,7 +180,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "host-memory",
         "machine",
-        re.compile(
+        (
             r"\boom[_-]kill\b|\bCannot allocate memory\b|\bray\.exceptions\.OutOfMemoryError\b"
             r"|\b(?:Out of memory|Memory cgroup out of memory): Killed process \d|\bsystemd-oomd killed\b"
             r"|\bDataLoader worker \(pid\(?s?\)? \d+\) is killed by signal: Killed\b"
@@ -194,7 +200,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
         # A server outside Stoker, or the network to it.
         "service",
         "machine",
-        re.compile(
+        (
             r"\b(?:429 Client|5\d\d Server) Error\b|\b(?:HTTP Error|HTTP response code|Error code:) (?:429|5\d\d)\b"
             r"|\btoo many (?:429|5\d\d) error responses\b"
             r"|\b(?:429|500|502|503|504),? (?:message='|Too Many|Internal Server|Bad Gateway|Service |Gateway )"
@@ -244,7 +250,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "killed",
         "peer",
-        re.compile(
+        (
             r"\bexitcode\s{0,8}: -9 \(pid\b|\bfailed \(exitcode: -(?:1|2|9|15)\)"
             r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIG(?:KILL|TERM|HUP|INT)\b"
             r"|\bexited on signal (?:9 \(Killed|15 \(Terminated)\)|\bexits with return code = -(?:9|15)\b"
@@ -279,7 +285,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "nccl",
         "peer",
-        re.compile(
+        (
             r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b"
             # With a number or a place, or at the end: other texts are about NCCL errors, not one.
             r"|\bNCCL [Ee]rror(?: in)?(?: \d{1,3})?:|\bNCCL [Ee]rror$"
@@ -319,7 +325,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
     FailurePattern(
         "rendezvous",
         "peer",
-        re.compile(
+        (
             r"\bConnection (?:reset|closed) by (?:remote )?peer\b|\bDist(?:Network|Store)Error\b"
             r"|\bRendezvous(?:Connection|Timeout|Closed|GracefulExit|State)Error\b|\bgot error: Socket Timeout\b"
             r"|\bThe (?:client|server) socket has (?:timed out|failed to (?:connect|listen))\b"

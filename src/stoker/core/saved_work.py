@@ -5,13 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from stoker.core.attempt_evidence import AttemptEvidence
 from stoker.core.costs import valid_span_s
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
 from stoker.model.path_patterns import as_written, is_pattern
+
+if TYPE_CHECKING:
+    from stoker.core.attempt_evidence import AttemptEvidence
 
 # How many files a sentence names.
 _NAMED = 3

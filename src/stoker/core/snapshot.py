@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from stoker.core.budget_state import BudgetState
 from stoker.core.market import NO_HISTORY as UNKNOWN_MARKET
 from stoker.core.market import MarketHistory
 from stoker.model.job_state import Claim, JobState
@@ -14,6 +14,9 @@ from stoker.model.node_facts import Exit, Heartbeat, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
 from stoker.model.spec import Spec
+
+if TYPE_CHECKING:
+    from stoker.core.budget_state import BudgetState
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ Derived: a writer that overwrites another's rows loses nothing that the next tic
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.summary import AttemptSummary, Summary
-from stoker.external_jobs.aws_account import TrainingJobSummary
-from stoker.external_jobs.decide import cost_of
-from stoker.external_jobs.snapshot import ExternalJobPlan, ExternalJobSnapshot
 from stoker.model import keys
-from stoker.model.policy import Policy
-from stoker.policy.reader import PolicyReader
 from stoker.store.base import Store
 from stoker.store.external_job_index import ExternalJobRow, read
+
+if TYPE_CHECKING:
+    from stoker.external_jobs.aws_account import TrainingJobSummary
+    from stoker.external_jobs.snapshot import ExternalJobPlan, ExternalJobSnapshot
+    from stoker.model.policy import Policy
 
 
 def summaries(store: Store) -> list[Summary]:
@@ -25,7 +26,11 @@ def summaries(store: Store) -> list[Summary]:
         meta.key.removeprefix(keys.EXTERNAL_JOB_INDEX).removesuffix(".json")
         for meta in store.list(keys.EXTERNAL_JOB_INDEX)
     ]
-    settings = PolicyReader(store, DEFAULT).read() if indexed else DEFAULT
+    if not indexed:
+        return []
+    from stoker.policy.reader import PolicyReader  # Here, because few stores have external jobs, and `ps` asks all.
+
+    settings = PolicyReader(store, DEFAULT).read()
     wanted = settings.policy.sagemaker.regions if settings.policy.sagemaker is not None else ()
     regions = [region for region in indexed if settings.policy_error or region in wanted]
     rows = [row for region in regions for row in read(store, region).rows.values()]
@@ -81,6 +86,8 @@ def is_due(row: ExternalJobRow | None, listed: TrainingJobSummary, policy: Polic
 
 def row_of(snapshot: ExternalJobSnapshot, plan: ExternalJobPlan, policy: Policy, now: datetime) -> ExternalJobRow:
     """The row of a job that was just observed."""
+    from stoker.external_jobs.decide import cost_of  # Here, because `ps` reads rows and decides nothing.
+
     job = snapshot.job
     return ExternalJobRow(
         name=job.name,

@@ -12,8 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from stoker.cloudapi.aws.imds import ImdsError
-from stoker.cloudapi.google.metadata import MetadataError
 from stoker.model import codec, secret_refs
 from stoker.model.errors import CodecError, SetupFailed, UserError
 from stoker.model.secret_refs import Reference
@@ -118,6 +116,7 @@ def _member(key: str, value: bytes) -> bytes:
 
 def _from_aws(wanted: Reference, environ: Mapping[str, str]) -> bytes:
     from stoker.cloudapi.aws import identity
+    from stoker.cloudapi.aws.imds import ImdsError
     from stoker.cloudapi.aws.secrets import Aws, AwsError
 
     try:
@@ -165,6 +164,7 @@ def _aws_denied(wanted: Reference, machine: bool, error: Exception) -> str:
 
 def _from_google(wanted: Reference, environ: Mapping[str, str]) -> bytes:
     from stoker.cloudapi.google import secrets as google
+    from stoker.cloudapi.google.metadata import MetadataError
 
     try:
         caller = google.find(environ)
