@@ -31,6 +31,7 @@ from stoker.model.offerings import Capabilities, Offering
 from stoker.model.resources import Resources
 from stoker.model.spec import Limits, Spec
 from stoker.model.submission import Submission
+from stoker.read import job_status
 from stoker.read.follow import Follower
 from stoker.read.job_list import list_jobs
 from stoker.read.logs import LogLine
@@ -118,7 +119,7 @@ def test_the_unexpected_is_one_line_unless_asked_for(
     def broken(*_args: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(client, "read_record", broken)
+    monkeypatch.setattr(job_status, "read_record", broken)
     job = submit(store)
     code, _, err = stoker("show", job)
     assert (code, err) == (3, "stoker: unexpected RuntimeError: two lines; STOKER_DEBUG=1 shows the traceback\n")

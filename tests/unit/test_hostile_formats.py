@@ -358,7 +358,8 @@ def test_an_archive_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_array_that_no_disk_holds_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     for rows, state in ((2**56, "broken"), (2**61, "unknown")):
-        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % rows)(path)
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % rows
+        npy(lambda header=header: header)(path)
         assert check_format(path).state == state
 
 

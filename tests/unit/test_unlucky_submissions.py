@@ -22,7 +22,7 @@ from stoker.model.submission import Code, Submission
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.submit import agent_bundle, check_inputs, pip_download, uploads
-from stoker.submit.ignore_rules import is_ignored, read_rules, rules_above
+from stoker.submit.ignore_rules import is_ignored, rules_above
 from stoker.submit.resume import prepare_resume
 from stoker.submit.submitted_state import read_state
 from stoker.testing.memory_store import MemoryStore
@@ -62,22 +62,6 @@ def no_reading(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
 
 
 # ── The code ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_ignore_file_that_goes_away_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".gitignore").write_text("*.bin\n")
-    (tmp_path / ".stokerignore").write_text("*.pt\n")
-    real = Path.read_text
-
-    def read(self: Path, *args: Any, **more: Any) -> str:
-        if self.name == ".gitignore":
-            raise FileNotFoundError(errno.ENOENT, "gone", str(self))
-        return real(self, *args, **more)
-
-    monkeypatch.setattr(Path, "read_text", read)
-    rules = read_rules(tmp_path)
-    assert rules is not None
-    assert not is_ignored(tmp_path / "a.bin", False, (rules,)) and is_ignored(tmp_path / "a.pt", False, (rules,))
 
 
 def test_the_rules_of_a_repository_that_ignores_the_folder_itself_do_not_count(tmp_path: Path) -> None:
