@@ -27,6 +27,7 @@ Where to run, and what it costs:
 | module | content |
 |---|---|
 | `acceptable_offerings`, `placement`, `place_capacity` | choose the offering of the next attempt |
+| `unpriced_offerings` | which machines without a known price are left out |
 | `reserved_time` | when a reservation has machines, and the notice before its end |
 | `market`, `launch_history`, `spot` | reclaims and missing capacity so far; when on-demand is taken instead |
 | `costs`, `daily_costs`, `prior_usage` | what a job has cost |
