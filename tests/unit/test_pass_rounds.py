@@ -1,4 +1,4 @@
-"""The rounds of one pass: each sees what the ones before it did, and a plan that is only shown sees what a pass sees."""
+"""The rounds of one pass: each sees what the ones before it did. A plan that is only shown sees what a pass sees."""
 
 from __future__ import annotations
 
