@@ -76,6 +76,13 @@ def test_the_reason_is_found_in_a_log_that_is_begun_anew(
         ensure_governor(store.url)
 
 
+def test_a_log_that_is_gone_or_no_text_has_a_last_line_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert background_report.last_line_since(log, 0)() == ""
+    log.write_bytes(b"2026-01-01T00:00:00Z caf\xe9 is closed\n\n")
+    assert background_report.last_line_since(log, 0)() == "caf\ufffd is closed"
+
+
 def test_a_governor_that_says_nothing_is_not_known_to_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

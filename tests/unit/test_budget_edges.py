@@ -11,6 +11,7 @@ from stoker.core.budget_verdict import BudgetWarning, LaunchDenied, judge
 from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
+from stoker.governor import budget_tracker
 from stoker.governor.apply import Applier, ApplyResult
 from stoker.governor.budget_tracker import REREAD_AFTER_S, BudgetTracker
 from stoker.governor.connected_providers import Fleet
@@ -19,7 +20,7 @@ from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable
 from stoker.model.job_state import JobState
-from stoker.model.log_entries import Claimed, Closed, Event, Launched, Submitted
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Submitted
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
@@ -71,19 +72,33 @@ def append(store: MemoryStore, job: str, event: Event) -> None:
     job_log.append_next(store, job, None, lambda _state: (event, "for the test"), "jane")
 
 
+def read(store: MemoryStore, job: str) -> JobState:
+    found = job_log.read(store, job)
+    assert found is not None
+    return found
+
+
 class Shop:
     """A keeper of the books for a job that wants a machine, and another that has one at three dollars an hour."""
 
     def __init__(self) -> None:
         self.broken = False
+        self.read: list[str] = []
         self.store = MemoryStore(lambda: EPOCH)
         put_job(self.store, "job-1")
         put_job(self.store, "other-1", Claimed(ON_DEMAND, 1), Launched(2, nodes(2)))
         self.keeper = BudgetTracker(self.store.client(self._faults), Memory())
         self.keeper.begin(("job-1", "other-1"), now=at(0))
 
-    def _faults(self, _operation: str, _key: str) -> Fault | None:
+    def _faults(self, _operation: str, key: str) -> Fault | None:
+        self.read.append(key)
         return Fault(error=StoreUnavailable("no answer")) if self.broken else None
+
+    def run_dear(self) -> None:
+        """The other job gets a machine that costs more than there is."""
+        append(self.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
+        append(self.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
+        append(self.store, "other-1", Launched(5, nodes(5)))
 
     def launch_denied(self, now_s: float) -> str | None:
         self.keeper.refresh_before_launch(policy(), "job-1", at(now_s))
@@ -130,9 +145,7 @@ def test_before_a_launch_logs_count_and_not_what_a_partial_pass_knew() -> None:
     shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(0))
     shop.keeper.with_budget_state(Snapshot((), (), {}, partial=True), policy(), at(0), passed_s=0.0)
     assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
-    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
-    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
-    append(shop.store, "other-1", Launched(5, nodes(5)))
+    shop.run_dear()
     assert shop.launch_denied(REREAD_AFTER_S - 1) is None
     assert "are spent" in (shop.launch_denied(REREAD_AFTER_S) or "")
 
@@ -140,9 +153,7 @@ def test_before_a_launch_logs_count_and_not_what_a_partial_pass_knew() -> None:
 def test_a_pass_over_a_few_counts_the_others_by_what_was_read_of_them_in_the_last_minute() -> None:
     shop = Shop()
     shop.keeper.with_budget_state(Snapshot((), (), {}), policy(), at(0), passed_s=0.0)
-    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
-    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
-    append(shop.store, "other-1", Launched(5, nodes(5)))
+    shop.run_dear()
     found: list[bool] = []
     for now_s in (30.0, 120.0):
         shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(now_s))
@@ -150,6 +161,73 @@ def test_a_pass_over_a_few_counts_the_others_by_what_was_read_of_them_in_the_las
         shop.keeper.read_state(policy(), at(now_s))
         found.append(shop.launch_denied(now_s + 1) is None)
     assert found == [True, False]
+
+
+def test_a_pass_over_all_jobs_counts_each_by_its_log() -> None:
+    shop = Shop()
+    shop.keeper.with_budget_state(Snapshot((), (), {}), policy(), at(0), passed_s=0.0)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    shop.run_dear()
+    shop.keeper.begin(("job-1", "other-1"), now=at(30.0))
+    assert shop.launch_denied(31.0) == "policy money: what was spent is not known: no governor has looked"
+    assert shop.keeper.unreported(policy()) == [], "nothing was read in this pass"
+    assert isinstance(shop.keeper.read_state(policy(), at(30.0)), Known)
+    assert "are spent" in (shop.launch_denied(31.0) or "")
+
+
+def test_a_job_that_was_resumed_counts_by_its_log_also_in_a_pass_over_a_few() -> None:
+    shop = Shop()
+    shop.keeper.with_budget_state(Snapshot((), (), {}), policy(), at(0), passed_s=0.0)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    shop.run_dear()
+    for now_s, active in ((10.0, ("job-1",)), (20.0, ("job-1", "other-1"))):
+        shop.keeper.begin(active, whole=False, now=at(now_s))
+        shop.keeper.with_budget_state(Snapshot((), (), {}, partial=True), policy(), at(now_s), passed_s=now_s)
+        assert isinstance(shop.keeper.read_state(policy(), at(now_s)), Known)
+    assert "are spent" in (shop.launch_denied(21.0) or "")
+
+
+def test_a_job_that_the_pass_is_about_is_not_read_again_for_its_budget() -> None:
+    shop = Shop()
+    state = shop.keeper.memory.states["other-1"] = read(shop.store, "other-1")
+    running = replace(make_snapshot(state, spec=TEAM), offerings=None, budget_state=None)
+    shop.keeper.with_budget_state(Snapshot((running,), (), {}), policy(), at(0), passed_s=1000.0)
+    shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(30.0))
+    shop.read.clear()
+    shop.keeper.with_budget_state(Snapshot((), (), {}, partial=True), policy(), at(30.0), passed_s=1030.0)
+    assert isinstance(shop.keeper.read_state(policy(), at(30.0)), Known)
+    assert [key for key in shop.read if "other-1" in key and "/log/" in key] == []
+
+
+def test_the_whole_cost_of_a_job_is_looked_at_after_each_of_its_ends() -> None:
+    shop = Shop()
+    append(shop.store, "other-1", Ended("failed", "user-error", 2, closing=Closed(2, "failed", "user-error")))
+    over = replace(make_snapshot(read(shop.store, "other-1"), spec=TEAM), offerings=None, budget_state=None)
+    looked: list[bool] = []
+    for now_s, active in ((0.0, ("other-1",)), (10.0, ("other-1",)), (20.0, ("job-1",)), (30.0, ("other-1",))):
+        shop.keeper.begin(active, now=at(now_s))
+        seen = Snapshot((over,) if "other-1" in active else (), (), {}, partial=True)
+        found = shop.keeper.with_budget_state(seen, policy(), at(now_s), now_s).jobs
+        looked += [job.budget_state is not None for job in found]
+    assert looked == [True, False, True], "it was resumed, and ended again"
+
+
+def test_a_job_that_this_governor_does_not_know_is_not_its_to_hold_back() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    assert shop.keeper.launch_denied(policy(), "never-1", ON_DEMAND, at(1.0)) is None
+    assert shop.keeper.launch_conflict(policy(), "never-1", 2, at(1.0)) is None
+    shop.keeper.memory.states.pop("other-1")
+    shop.keeper.count_claim("other-1")
+    assert shop.launch_denied(1.0) is None, "it counts by what was read of it"
+
+
+def test_what_was_spent_is_unknown_where_the_next_period_cannot_be_read() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    shop.broken = True
+    denied = shop.keeper.launch_denied(policy(), "job-1", ON_DEMAND, at(24 * HOUR + 1))
+    assert denied == "policy money: what was spent is not known: no answer"
 
 
 def test_where_nobody_wants_a_machine_budgets_are_looked_at_now_and_then() -> None:
@@ -164,11 +242,11 @@ def test_where_nobody_wants_a_machine_budgets_are_looked_at_now_and_then() -> No
     assert looked == [True, False, True, False]
 
 
-def test_a_look_that_took_long_is_not_repeated_at_once() -> None:
-    shop = Shop()
+def test_a_look_that_took_long_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, times_s = Shop(), iter([1000.0, 1060.0, 2000.0, 2001.0])
+    monkeypatch.setattr(budget_tracker.time, "monotonic", lambda: next(times_s))
     assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
-    shop.keeper._took_s = 60.0
     assert shop.launch_denied(100.0) is None, "looking would take up most of the pass"
     assert "are spent" in (shop.launch_denied(600.0) or "")
 
@@ -178,6 +256,7 @@ def test_a_store_that_does_not_answer_any_more_keeps_everybody_back() -> None:
     assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     shop.broken = True
     assert "no answer" in (shop.launch_denied(REREAD_AFTER_S) or "")
+    assert isinstance(shop.keeper.read_state(policy(), at(REREAD_AFTER_S)), Unknown)
     shop.broken = False
     assert shop.launch_denied(REREAD_AFTER_S + 1) is None
 
@@ -239,9 +318,7 @@ def test_what_another_job_claimed_in_this_pass_counts_without_another_look() -> 
     shop = Shop()
     assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     assert shop.launch_denied(1.0) is None
-    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
-    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
-    append(shop.store, "other-1", Launched(5, nodes(5)))
+    shop.run_dear()
     newest = job_log.read(shop.store, "other-1")
     assert newest is not None
     shop.keeper.memory.states["other-1"] = newest

@@ -3,6 +3,7 @@ computer can see to."""
 
 from __future__ import annotations
 
+import importlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from stoker.governor.background import GovernorChoice, ensure_governed, wake_dep
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.pass_record import record_pass
 from stoker.model import keys
-from stoker.model.errors import AuthDenied
+from stoker.model.errors import AuthDenied, StokerError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended
 from stoker.providers import registry
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.memory_store import MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import at
 
 DEPLOYED = DeploymentRecord("aws", "stoker-1", "us-east-1", door="stoker-1", digest="0" * 64, by="jane@desk")
 
@@ -141,6 +143,54 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     assert governed == GovernorChoice(by="stoker-1 in us-east-1", warning=f"stoker-1 may not, for {name}")
     report_governor(governed)
     assert capsys.readouterr().err == f"warning: stoker-1 may not, for {name}\n"
+
+
+@pytest.mark.parametrize("error", [UserError, AuthDenied])
+def test_a_persons_mistake_stays_one(
+    store: Store, woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, error: type[StokerError]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error("no profile is set")
+
+    monkeypatch.setattr(aws, "wake", refuse)
+    with pytest.raises(StokerError, match="stoker-1 could not be woken: no profile is set") as raised:
+        deployment_record.wake(store, ["a-aaaa"])
+    assert isinstance(raised.value, UserError) is issubclass(error, UserError)
+
+
+@pytest.mark.parametrize("passes_after", [0, 2, 99])
+def test_a_pass_is_waited_for_until_it_is_there_or_the_time_is_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, passes_after: int
+) -> None:
+    record_pass(store, LAMBDA, 0, time.monotonic)
+    before, slept = deployment_record.last_pass(store, "aws"), list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == passes_after:
+            record_pass(store, LAMBDA, 1, time.monotonic)
+
+    if passes_after == 0:
+        before = None
+    monkeypatch.setattr(deployment_record.time, "sleep", sleep)
+    monkeypatch.setattr(deployment_record.time, "monotonic", lambda: 1000.0 + sum(slept))
+    assert deployment_record.has_passed(store, "aws", before, within_s=3.0) is (passes_after < 99)
+    assert len(slept) == passes_after if passes_after < 99 else sum(slept) > 2.5
+
+
+def test_a_store_that_does_not_answer_is_no_store_without_a_governor() -> None:
+    bucket = MemoryStore(clock=lambda: at(0))
+    deployment_record.write(bucket, DEPLOYED)
+    away = bucket.client(lambda _operation, _key: Fault())
+    with pytest.raises(StoreUnavailable):
+        deployment_record.read(away, "aws")
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+def test_each_cloud_has_a_module_that_wakes(cloud: str) -> None:
+    facts = deployment_record.CLOUDS[cloud]
+    assert callable(importlib.import_module(facts.module).wake)
+    assert facts.external_jobs == facts.regional_events == (cloud == "aws"), "what Google's has no part of"
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:

@@ -27,6 +27,7 @@ class Desk:
 
     def __init__(self, *events: Event, is_local: bool = True) -> None:
         self.world = ScriptedWorld(is_local=is_local)
+        self.world.cloud.now_s = 1000.0  # The governor's clock does not begin with it.
         self.state = self.world.submit(A, *(events or RUNNING))
         self.memory = Memory(states={A: self.state})
         self.memory.submissions[A] = read_submission(self.world.store, self.state)
@@ -166,7 +167,7 @@ def test_a_single_pass_writes_nothing_that_the_record_before_told() -> None:
     assert desk.update(beat("a"))
     record = desk.record()
     again = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
-    desk.memory.indexed[A] = replace(record, summary=replace(record.summary, heard_at=at(0)))
+    desk.memory.indexed[A] = replace(record, summary=replace(record.summary, heard_at=at(1000)))
     desk.indexer = again
     waiting = record.summary.reason
     assert not desk.update(beat("b"), waiting=waiting, after_s=REFRESH_NEAR_S - 1)
@@ -183,6 +184,7 @@ def test_a_record_whose_age_is_not_known_is_new() -> None:
     desk.memory.indexed[A] = replace(record, summary=replace(record.summary, heard_at=None))
     desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     assert not desk.update(beat("b"), waiting=record.summary.reason)
+    assert desk.update(beat("b"), waiting=record.summary.reason, after_s=REFRESH_NEAR_S), "it grows old all the same"
     future = replace(record, summary=replace(record.summary, heard_at=at(1e6)))
     desk.memory.indexed[A] = future
     desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)

@@ -127,6 +127,15 @@ def test_an_absurd_price_makes_a_key_all_the_same(price: float) -> None:
     assert math.isfinite(found.sums.spent.known) and (found.sums.spent.known > 1e11 or not found.sums.spent.whole)
 
 
+@pytest.mark.parametrize("value", ["", "\ud800 half a letter"])
+def test_an_odd_tag_makes_a_key_all_the_same(value: str) -> None:
+    store = MemoryStore(lambda: at(9 * HOUR))
+    state = make_state(*ended(*attempt(ON_DEMAND, 2, 0.0, None), at_s=4 * HOUR, claim=2))
+    record_job_costs(store, state, replace(make_spec(), tags={"team": value}), at(9 * HOUR))
+    (found,) = read_daily_costs(store, [keys.SPENT])
+    assert found.sums.spent == KnownSum(12.0) and found.tags == {"team": value.replace("\ud800", "?")}
+
+
 @pytest.mark.parametrize("then", ["limit", "od"])
 def test_the_bound_on_money_holds_after_an_attempt_without_a_price(then: str) -> None:
     running = ON_DEMAND if then == "limit" else replace(ON_DEMAND, price=None)

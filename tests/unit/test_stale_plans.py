@@ -55,6 +55,16 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def test_an_observation_is_fresh_from_its_beginning_for_as_long_as_is_said() -> None:
+    clocks = Clocks()
+    clocks.run(1000.0)
+    fresh = clocks.freshness()
+    clocks.run(FRESH_S)
+    assert fresh.still(), "also before it is complete"
+    clocks.run(0.001)
+    assert not fresh.still()
+
+
 @pytest.mark.parametrize("happens", [Clocks.sleep_computer, Clocks.run])
 def test_a_plan_that_outlasted_a_sleep_or_a_stop_is_dropped(
     happens: Callable[[Clocks, float], None], store: Store, ended: list[str], monkeypatch: pytest.MonkeyPatch

@@ -308,11 +308,10 @@ class BudgetTracker:
         known = self.memory.states.get(job)
         if known is not None and not self._inputs.whole and self._is_fresh(job):
             return known
-        record = read_index(self.store, job) if known is None else None
         # For a job that the pass is not about, the index record is enough. Reading on from a known state costs one
         # call, and looking for a newer record three.
-        use_record = record is not None and not self._inputs.whole
-        state = record.state if record is not None and use_record else job_log.read(self.store, job, known)
+        record = read_index(self.store, job) if known is None and not self._inputs.whole else None
+        state = record.state if record is not None else job_log.read(self.store, job, known)
         if state is not None:
             self._inputs.states[job] = self.memory.states[job] = state
             if self._passed_s is not None:
