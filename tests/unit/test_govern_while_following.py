@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -98,7 +99,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(following, "governing_in_thread", lambda *_: nullcontext())
     monkeypatch.setattr(following, "may_be_held", lambda *_: False)
     monkeypatch.setattr(following, "guarding", lambda _url: nullcontext(made.guard))
-    monkeypatch.setattr(following.time, "sleep", lambda _s: pytest.fail("nothing is waited for"))
+    clock: Any = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _s: pytest.fail("nothing is waited for"))
+    monkeypatch.setattr(following, "time", clock)
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
     yield made
     assert {number: signal.getsignal(number) for number in before} == before
@@ -219,7 +221,7 @@ def test_machines_are_waited_for_until_they_have_left(world: World, monkeypatch:
         if len(slept) == 3:
             world.store.delete([keys.active(JOB, 5)])
 
-    monkeypatch.setattr(following.time, "sleep", sleep)
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     assert world.follow().reason == "ended"
     assert len(slept) == 3 and 0 < max(slept) <= 1
 
@@ -231,8 +233,7 @@ def test_machines_that_do_not_leave_are_waited_for_a_while(world: World, monkeyp
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(following.time, "sleep", sleep)
-    monkeypatch.setattr(following.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     assert world.follow().reason == "ended"
     assert RETIRE_S <= now[0] - 100.0 < RETIRE_S + 2
 
