@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import copy_target
+import pytest
 from checkpoint_world import JOB, World, checkpoints
 from copy_target import commit, contents, copier, thread
 
+from stoker.agent.checkpoints import copy_thread
 from stoker.agent.checkpoints.copy_thread import CheckpointCopies, CopySource
+from stoker.agent.checkpoints.plain_copy import PlainCopy
+from stoker.agent.checkpoints.save_protocol import Save
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.model.node_facts import CheckpointRef
@@ -230,3 +235,109 @@ def test_a_url_that_does_not_answer_delays_the_end_by_a_minute_at_most(
     copies.final(lambda: float("inf"))
     assert len(said) == 1
     assert "injected fault" in said[0]
+
+
+def test_an_error_that_no_one_expected_is_a_warning_and_the_next_try_copies(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    commit(world, {"a": "1"})
+    copy, told, said = copier(tmp_path, memory, target), threading.Event(), list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    def make(_check: Callable[[], None]) -> PlainCopy:
+        if not said:
+            raise RuntimeError("a bug")
+        return copy
+
+    copies = CheckpointCopies(CopySource(memory, JOB, lambda: None, TRUST_ALL, 1), make, say)
+    copies.start()
+    assert told.wait(60)
+    copies.final(lambda: float("inf"))
+    assert len(said) == 1 and said[0].startswith("checkpoints.copy_to: checkpoints are not copied: ")
+    assert "a bug" in said[0]
+    assert contents(target)["save/a"] == "1"
+    assert copies.warning is None
+
+
+@pytest.mark.parametrize(("count", "named"), [(3, "link-0, link-1, link-2"), (5, "link-0, link-1, link-2 and 2 more")])
+def test_files_that_cannot_be_copied_are_named_up_to_a_number(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World, count: int, named: str
+) -> None:
+    with Save("one", world.folder, world.channel, step=None, sharded=False, writers=1) as folder:
+        (folder / "model").write_text("1")
+        for number in range(count):
+            (folder / f"link-{number}").symlink_to("nowhere")
+    world.tick()
+    said: list[str] = []
+    copies = thread(memory, copier(tmp_path, memory, target), said)
+    copies.start()
+    copies.final(lambda: float("inf"))
+    why = f"not copied, since they are links or have names that no bucket takes: {named.replace('link', 'one/link')}"
+    assert said == [f"checkpoints.copy_to: {why}"]
+    assert copies.warning == why
+    assert contents(target)["one/model"] == "1"
+
+
+def test_a_copy_ends_between_two_files_when_the_last_save_needs_the_bandwidth(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    paused, ended = threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "put_file":
+            sent.append(key)
+            if not paused.is_set():
+                copies.pause()
+                paused.set()
+        return None
+
+    def last() -> CheckpointRef:
+        if paused.is_set():
+            ended.set()
+        return CheckpointRef(newest.key, "save")
+
+    newest = commit(world, {f"{number:02}": "x" for number in range(40)})
+    said: list[str] = []
+    copy = copier(tmp_path, memory, target.client(faults))
+    source = CopySource(memory, JOB, last, TRUST_ALL, 1)
+    copies = CheckpointCopies(source, lambda check: replace(copy, check=check), said.append)
+    copies.start()
+    assert ended.wait(60)
+    assert len(sent) < 40, "those under way were sent"
+    copies.final(lambda: float("inf"))
+    assert len(contents(target)) == 41
+    assert said == []
+
+
+def test_a_copy_waits_for_the_other_parts_of_the_newest_checkpoint(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_thread, "_GANG_POLL_S", 0.01)
+    first = World(tmp_path, memory, nodes=2).begin()
+    second = World(tmp_path, memory, rank=1, nodes=2).begin()
+    ending, looks = threading.Event(), list[bool]()
+
+    def last() -> CheckpointRef | None:
+        looks.extend([True] if ending.is_set() else [])
+        if len(looks) == 2:
+            second.save("one", {"shard-1": "1"}, sharded=True)
+            second.tick()
+        return first.sync.status().last
+
+    def until_s() -> float:
+        ending.set()
+        return float("inf")
+
+    first.save("one", {"shard-0": "1"}, sharded=True)
+    first.tick()
+    said: list[str] = []
+    copy = copier(tmp_path, memory, target)
+    copies = CheckpointCopies(CopySource(memory, JOB, last, TRUST_ALL, 2), lambda _check: copy, said.append)
+    copies.start()
+    copies.final(until_s)
+    assert contents(target)["one/shard-1"] == "1"
+    assert said == [] and copies.warning is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,7 +150,10 @@ def test_a_pipe_that_is_not_there_is_an_error(door: ContainerPipes) -> None:
 class Visited:
     """What a visitor became, and what it brought."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], bytes]) -> None:
+    def __init__(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], bytes], more: str = ""
+    ) -> None:
+        variables = {"LR": "it's", "BATCH-SIZE": "3", "MORE": more}
         self.argv: list[str] = []
         self.brought = b""
         self.children: list[int] = []
@@ -171,7 +176,7 @@ class Visited:
         monkeypatch.setattr(module.os, "fork", forked)
         monkeypatch.setattr(module.os, "execvp", become)
         with pytest.raises(Become):
-            exec_in_container("podman", root, ["ls", "-l"], root / "code", {"LR": "it's", "BATCH-SIZE": "3"})
+            exec_in_container("podman", root, ["ls", "-l"], root / "code", variables)
         (child,) = self.children
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert list((root / "pipes").iterdir()) == [], "the pipe is gone once it was of use"
@@ -193,6 +198,23 @@ def test_a_visitor_is_brought_in_with_the_variables(
     assert first == ["podman", "exec", "--interactive", *terminal, *where]
     assert (shell, option, name, program, argument) == ("sh", "-c", "stoker", "ls", "-l")
     assert script.startswith('. "$1"; shift\n') and words.startswith("/run/stoker/") and words.endswith(".exports")
+
+
+def test_a_visitor_gets_more_variables_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_late(pipe: Path) -> bytes:
+        with pipe.open("rb") as file:
+            waiting = bytearray(4)
+
+            def is_full() -> bool:
+                fcntl.ioctl(file, termios.FIONREAD, waiting)
+                return int.from_bytes(waiting, sys.byteorder) >= 60_000
+
+            wait_for(is_full)
+            return file.read()
+
+    found = Visited(tmp_path / "node", monkeypatch, read_late, "x" * 200_000)
+    assert b"export MORE=" + b"x" * 200_000 + b"\n" in found.brought
+    assert found.brought.endswith(b'exec "$@"; }\n')
 
 
 class Seen:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import World, age, checkpoints, restored_content, write
+from checkpoint_world import Answered, World, age, checkpoints, restored_content, write
 
 from stoker.agent.checkpoints.requested_commits import first_to_go
 from stoker.agent.output_sync import OutputSync
@@ -252,6 +252,20 @@ def test_without_a_notice_the_end_is_one_commit(tmp_path: Path, memory: MemorySt
     numbered(world, 200, 100 * KB)
     world.sync.final(1800.0)
     assert names(memory) == ["checkpoint-50", "checkpoint-200"]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_the_earlier_state_goes_first_only_where_no_other_rank_would_have_to_join_it(
+    tmp_path: Path, memory: MemoryStore, saves: bool
+) -> None:
+    world = slow_world(tmp_path, memory, nodes=2, gang=Answered({1: saves}))
+    numbered(world, 50, 10 * KB, ago_s=1000.0)
+    world.settle()
+    numbered(world, 100, 100 * KB, ago_s=60.0)
+    numbered(world, 200, 100 * KB)
+    notice(world, 30.0)
+    made = [one.name for one in checkpoints(memory, complete=False)]
+    assert made == ["checkpoint-50", *([] if saves else ["checkpoint-100"]), "checkpoint-200"]
 
 
 def _shards(world: World) -> None:

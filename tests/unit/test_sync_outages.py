@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,52 @@ def test_ordinals_go_on_where_the_store_is(tmp_path: Path, store: Store) -> None
     world.write(b="1")
     world.settle()
     assert [one.place.ordinal for one in checkpoints(store)] == [1, 2]
+
+
+def test_an_error_that_no_one_expected_does_not_end_the_last_commit(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory, monotonic=time.monotonic, settle_s=1000.0).begin()
+    world.write(model="1")
+    needs_no_leader, failed = world.sync._rounds.needs_no_leader, list[bool]()
+
+    def failing() -> bool:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a bug")
+        return needs_no_leader()
+
+    monkeypatch.setattr(world.sync._rounds, "needs_no_leader", failing)
+    world.sync.final(60.0)
+    assert failed and restored_content(memory, tmp_path / "back") == {"model.pt": b"1"}
+    assert world.sync.status().error is None
+
+
+def test_a_notice_during_the_last_commit_hurries_it(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried, went_on = list[float](), threading.Event()
+
+    def faults(method: str, _key: str) -> Fault | None:
+        if method == "put_file":
+            went_on.wait(60)
+        return None
+
+    world = World(tmp_path, memory.client(faults), monotonic=time.monotonic, settle_s=1000.0).begin()
+    world.write(model="1")
+    began_s, asked = time.monotonic(), list[bool]()
+
+    def until_s() -> float:
+        asked.append(True)
+        if len(asked) > 30:
+            went_on.set()  # Too late.
+        return began_s + (1000.0 if len(asked) <= 2 else 100.0)
+
+    def hurry(seconds: float) -> None:
+        hurried.append(seconds)
+        went_on.set()
+
+    monkeypatch.setattr(world.sync, "hurry", hurry)
+    assert world.sync.final(None, until_s=until_s) is not None
+    (seconds,) = hurried
+    assert 40.0 < seconds <= 100.0

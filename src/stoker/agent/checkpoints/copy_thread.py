@@ -136,11 +136,7 @@ class CheckpointCopies:
                 # The edge of the thread: a copy that fails, for any reason, is a warning.
                 if not isinstance(error, StokerError):
                     log.exception("checkpoint copies")
-                need = (
-                    "the machine needs to list, read, write and delete there; "
-                    if isinstance(error, StoreDenied)
-                    else ""
-                )
+                need = f"{_NEEDED}; " if isinstance(error, StoreDenied) else ""
                 self._warn(f"checkpoints are not copied: {describe_error(error)}; {need}they are safe in the store")
                 if final and (not isinstance(error, StoreUnavailable) or self._final_for(_TRY_FOR_S)):
                     return
