@@ -56,7 +56,11 @@ def test_one_that_trains_and_one_that_is_over_count_once() -> None:
         world.wake()
         world.governor.tick()
     assert spent(world) == (40.0, ())
-    assert sum(each.sums.spent.known for each in read_daily_costs(world.store, ["spent/"])) == pytest.approx(40.0)
+    sums = [each.sums for each in read_daily_costs(world.store, ["spent/"])]
+    assert sum(each.spent.known for each in sums) == pytest.approx(40.0)
+    assert sum(each.on_demand.known for each in sums) == pytest.approx(40.0) and all(
+        each.on_demand.whole for each in sums
+    )
 
 
 def test_what_has_left_the_list_still_counts() -> None:
