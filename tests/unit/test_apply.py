@@ -81,7 +81,7 @@ def test_markers_that_came_since_are_left_and_hide_no_others(world: ScriptedWorl
 
 def test_a_marker_stays_until_the_log_holds_the_end_of_its_opening(world: ScriptedWorld) -> None:
     world.submit(A)
-    apply(world, Unmark(A, (1,), "by an older plan"))
+    assert apply(world, Unmark(A, (1,), "by an older plan")).problems == {}
     assert world.store.holds(keys.active(A, 1))
 
 
@@ -460,8 +460,8 @@ def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWor
 def test_a_claim_of_another_governor_is_left_to_it_where_the_money_is_too_little(world: ScriptedWorld) -> None:
     world.submit(A, Claimed(SPOT_A, 1))
     budget_guard = Money(yielding={A: LaunchDenied("policy money", "too little is left")})
-    actions = (Launch(A, 2, "launch"), Unmark(A, (1,), "after it"))
+    actions = (Launch(A, 2, "launch"), Terminate(A, "i-1", "sim", "after it"))
     applied = world.applier().apply(Plan(actions), budget_guard)
     assert last_claim(world).open and world.cloud.called("launch") == []
-    assert world.store.holds(keys.active(A, 1)), "the rest of the job's plan is dropped"
+    assert world.cloud.called("terminate") == [], "the rest of the job's plan is dropped"
     assert applied.waiting == {A: "too little is left"} and applied.moved == set() and budget_guard.told == []

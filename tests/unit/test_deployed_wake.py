@@ -191,6 +191,7 @@ def test_each_cloud_has_a_module_that_wakes(cloud: str) -> None:
     facts = deployment_record.CLOUDS[cloud]
     assert callable(importlib.import_module(facts.module).wake)
     assert facts.external_jobs == facts.regional_events == (cloud == "aws"), "what Google's has no part of"
+    assert facts.scheme == {"aws": "s3", "gcp": "gs"}[cloud]
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from external_world import HOUR_S, REGION, World, events, told
 
+from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.external_jobs.clone_chain import RuleWarning
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.cost_ledger import read_daily_costs
-from stoker.governor.external_costs import expenses_of, read_rows
+from stoker.governor.external_costs import expenses_of, read_rows, record_costs
 from stoker.governor.observe import Memory
 from stoker.model.errors import StoreDenied, Transient
 from stoker.model.observed import Known
@@ -21,6 +22,7 @@ from stoker.providers.price_book import Price
 from stoker.read.cost_records import read_accounts
 from stoker.store import external_job_index
 from stoker.store.base import Store
+from stoker.store.external_job_index import ExternalJobRow
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"
 ROOM = "- {name: room, concurrent: {nodes: 3, by: team}}"
@@ -57,7 +59,11 @@ def test_one_that_trains_and_one_that_is_over_count_once() -> None:
         world.wake()
         world.governor.tick()
     assert spent(world) == (40.0, ())
-    assert sum(each.sums.spent.known for each in read_daily_costs(world.store, ["spent/"])) == pytest.approx(40.0)
+    sums = [each.sums for each in read_daily_costs(world.store, ["spent/"])]
+    assert sum(each.spent.known for each in sums) == pytest.approx(40.0)
+    assert sum(each.on_demand.known for each in sums) == pytest.approx(40.0) and all(
+        each.on_demand.whole for each in sums
+    )
 
 
 def test_what_has_left_the_list_still_counts() -> None:
@@ -227,3 +233,22 @@ def test_what_stoker_itself_started_is_counted_as_a_job() -> None:
     ours = {name: replace(row, own=True) for name, row in rows.items()}
     external_job_index.write(world.store, REGION, ours, world.account.clock.now())
     assert expenses_of(read_rows(world.store, rules_of(world))) == []
+
+
+@pytest.mark.parametrize(
+    ("cost", "spot", "spent", "on_demand"),
+    [
+        (5.0, False, KnownSum(5.0), KnownSum(5.0)),
+        (5.0, True, KnownSum(5.0), KnownSum(5.0, whole=False)),
+        (None, False, KnownSum(whole=False), KnownSum(whole=False)),
+    ],
+)
+def test_the_on_demand_price_of_spot_training_is_known_in_part(
+    cost: float | None, spot: bool, spent: KnownSum, on_demand: KnownSum
+) -> None:
+    world = World(BUDGET)
+    now = world.account.clock.now()
+    row = ExternalJobRow("bert", REGION, "bert", "Completed", "", now, now, trained_s=600.0, spot=spot, cost=cost)
+    record_costs(world.store, replace(row, created_at=now - timedelta(seconds=600)))
+    (found,) = read_daily_costs(world.store, ["spent/"])
+    assert found.sums == DaySums(spent, on_demand, spent)

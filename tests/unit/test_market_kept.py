@@ -284,6 +284,22 @@ def test_what_is_older_than_a_month_is_forgotten() -> None:
     assert {meta.key.split("/")[1] for meta in store.list(keys.MARKET)} == kept, "and is not brought back"
 
 
+def test_each_claim_is_written_once_and_old_days_are_looked_for_once_a_day() -> None:
+    calls: list[str] = []
+
+    def seen(operation: str, _key: str) -> Fault | None:
+        calls.append(operation)
+        return None
+
+    writer = MarketWriter(MemoryStore(lambda: at(0)).client(seen))
+    for number, at_s in ((1, 3600.0), (2, 7200.0), (3, 86400.0 + 3600.0)):
+        state = reclaimed(at_s, f"job-{number}")
+        for _ in range(2):
+            writer.record(None, state)
+        writer.complete(_ended(state, at_s + 100.0))
+    assert calls.count("create") == 3 and len(calls) == 3 + 2, "one look on each of two days"
+
+
 def _ended(state: JobState, at_s: float) -> JobState:
     events = (Claimed(offering=SPOT_A, nodes=1), Closed(2, "dry", "no-capacity"))
     ended = make_state(*events, (Ended(outcome="failed", rule="any"), at_s)).ended

@@ -50,6 +50,17 @@ def test_each_round_begins_with_what_the_one_before_it_wrote(
     assert done.problems == {"x-xxxx": "no spec", "y-yyyy": "no log"} and done.wake_in_s == 5.0
 
 
+def test_a_pass_whose_plan_grew_old_ends(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(A)
+    governor, applied = world.governor(), list[Any]()
+    apply = governor.applier.apply
+    monkeypatch.setattr(loop.Freshness, "still", lambda _: False)
+    monkeypatch.setattr(governor.applier, "apply", lambda plan, *rest: applied.append(plan) or apply(plan, *rest))
+    done = governor.run_pass()
+    assert done.problems.keys() == {"clock"} and len(applied) == 1 and done.wake_in_s == 0.0
+    assert world.state(A).claims == ()
+
+
 def test_only_a_pass_over_all_jobs_decides_whose_turn_it_is_and_does_so_in_each_round(world: ScriptedWorld) -> None:
     bounded = tuple(replace(each, most_nodes=1) for each in OFFERINGS)
     world.cloud.offerings = lambda resources: bounded  # type: ignore[method-assign]

@@ -58,6 +58,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_observation_is_fresh_from_its_beginning_for_as_long_as_is_said() -> None:
     clocks = Clocks()
     clocks.run(1000.0)
+    clocks.sleep_computer(500.0)
     fresh = clocks.freshness()
     clocks.run(FRESH_S)
     assert fresh.still(), "also before it is complete"
