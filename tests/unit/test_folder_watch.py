@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -29,6 +30,7 @@ class Folder:
         self.open: dict[str, bool] = {}
         self.members = frozenset({1})
         self.broken: set[str] = set()
+        self.states: dict[str, Literal["whole", "unknown"]] = {}
         view = FolderView(root, self.writing)
         self.watch = FolderWatch(
             view, settle_s=SETTLE_S, patience_s=BUSY_S, monotonic=lambda: self.now, check=self.check
@@ -40,7 +42,9 @@ class Folder:
         return WritableFiles(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
 
     def check(self, _path: Path, name: str) -> FormatCheck:
-        return FormatCheck("broken", "it is torn") if name in self.broken else FormatCheck("unknown")
+        if name in self.broken:
+            return FormatCheck("broken", "it is torn")
+        return FormatCheck(self.states.get(name, "unknown"))
 
     def write(self, *paths: str, size: int = 10) -> None:
         for path in paths:
@@ -98,6 +102,21 @@ def test_a_folder_does_not_settle_while_a_file_is_open(folder: Folder) -> None:
     assert folder.choose(SETTLE_S) is None
     folder.open = {}
     assert chosen(folder.choose(0.5)) == ({"a"}, set(), set()), "its writer lives, and closed it"
+
+
+@pytest.mark.parametrize("state", ["whole", "unknown"])
+def test_a_file_whose_writer_ended_settles_only_if_its_format_shows_it_whole(
+    folder: Folder, state: Literal["whole", "unknown"]
+) -> None:
+    folder.states["a"] = state
+    folder.write("a")
+    folder.open = {"a": False}
+    folder.look()
+    folder.open, folder.members = {}, frozenset()
+    folder.look()
+    assert folder.choose(SETTLE_S - 1.1) is None
+    contents = folder.choose(SETTLE_S)
+    assert chosen(contents) == (({"a"}, set(), set()) if state == "whole" else None)
 
 
 def test_a_log_that_is_held_open_is_copied_and_is_no_reason_to_commit(folder: Folder) -> None:
@@ -273,7 +292,9 @@ def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted(fo
     folder.write("a")
     folder.commit()
     assert folder.chooser.choose_final(FINISHED) is None
-    assert chosen(folder.chooser.choose_final(FINISHED, even_if_unchanged=True)) == ({"a"}, set(), set())
+    contents = folder.chooser.choose_final(FINISHED, even_if_unchanged=True)
+    assert contents is not None and chosen(contents) == ({"a"}, set(), set())
+    assert folder.chooser.saved_at(contents) == folder.now, "no save has begun since: nothing is lost"
 
 
 def test_what_was_written_before_an_agent_was_started_again_is_quiet(folder: Folder) -> None:

@@ -146,12 +146,14 @@ class CommitChooser:
 
         A file's own time stamp may be of another clock, or set to any value.
         """
+        if not moving:
+            return 0.0
         history = self._watch.history
         calm_s = self.copies.calm_s(history.scanned_at) if self.copies is not None else None
-        if calm_s is None:
-            calm_s = min((history.scanned_at - history.changed_at[path] for path in moving), default=0.0)
-            calm_s = min(calm_s, history.since_removed_s)
-        return calm_s if moving else 0.0
+        if calm_s is not None:
+            return calm_s
+        unwritten_s = min(history.scanned_at - history.changed_at[path] for path in moving)
+        return min(unwritten_s, history.since_removed_s)
 
     def _choose_busy(self, open_logs: set[str]) -> CommitContents | None:
         """Choose copies of the closed files of a folder that has been changing for long."""
@@ -199,7 +201,6 @@ class CommitChooser:
         None when nothing is new, unless `even_if_unchanged` is set.
         """
         watch = self._watch
-        watch.history.end()
         if self.copies is not None:
             self.copies.finish()
         logs = watch.history.logs()
