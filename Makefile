@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # As root, tests run where nothing but loopback can be reached: cloud SDKs try to leave even when told not to.
 ISOLATED := sh scripts/isolated.sh
 # Tests that run at once. Most of them wait for something most of the time.
-WORKERS ?= 4
+WORKERS ?= 6
 TESTS ?=
 SEED ?= 1
 COUNT ?= 100

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,22 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of tests/e2e evenly among the others: their tests wait for machines and processes, while others
+    compute. Each file stays together."""
+    shares = Counter(_waits(item) for item in items)
+    done: Counter[bool] = Counter()
+    place: dict[Path, float] = {}
+    for item in items:
+        place.setdefault(item.path, done[_waits(item)] / shares[_waits(item)])
+        done[_waits(item)] += 1
+    items.sort(key=lambda item: place[item.path])
+
+
+def _waits(item: pytest.Item) -> bool:
+    return item.path.parent.name == "e2e"
 
 
 @pytest.fixture(scope="session")
