@@ -370,3 +370,9 @@ def test_an_attempt_that_left_no_checkpoint_is_told_of_while_the_next_one_waits(
 
 def test_an_attempt_that_failed_by_itself_needs_no_word_about_its_checkpoints() -> None:
     assert after(Closed(2, "failed", "user-error", restart=True, trained_s=9.0)) is None
+
+
+def test_a_job_whose_offerings_are_unknown_waits_and_says_why() -> None:
+    plan = decide_job(make_snapshot(make_state(), offerings=Unknown("the region is away")), DEFAULT, at(100))
+    assert plan.actions == ()
+    assert plan.waiting == {"job-1": "the provider's offerings are unknown: the region is away"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -122,3 +122,21 @@ def test_a_store_that_does_not_answer_is_no_conclusion(world: World, monkeypatch
     monkeypatch.setattr(world.store, "list", no_answer)
     with pytest.raises(StoreUnavailable):
         world.keeper.read()
+
+
+def test_a_store_that_does_not_take_a_table_is_no_conclusion(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.store, "put", _refuse)
+    with pytest.raises(StoreUnavailable):
+        world.keeper.refresh([("sagemaker", REGION)])
+
+
+def _refuse(*_: object) -> None:
+    raise StoreUnavailable("no answer")
+
+
+def test_a_table_is_refreshed_once_it_is_older_than_a_week(world: World) -> None:
+    world.keeper.refresh([("sagemaker", REGION)])
+    for days in (7, 8):
+        later = PriceKeeper(world.store, lambda: world.seconds, lambda days=days: NOW + timedelta(days=days))  # type: ignore[misc]
+        assert later.refresh([("sagemaker", REGION)]) == {}
+        assert len(world.asked) == (1 if days == 7 else 2)
