@@ -219,21 +219,27 @@ def test_the_plain_files_that_change_are_told(tmp_path: Path) -> None:
     """Links, pipes and files with the same bytes are replaced without a word."""
     folder, replaced = tmp_path / "target", list[str]()
     folder.mkdir()
-    for name, data in (("same", b"12345"), ("longer", b"123456"), ("other", b"1234x"), ("gone", b"")):
+    for name, data in (
+        ("same", b"12345"),
+        ("longer", b"123456"),
+        ("other", b"1234x"),
+        ("first", b"x2345"),
+        ("gone", b""),
+    ):
         (folder / name).write_bytes(data)
     (folder / "long").write_bytes(b"1" * (2 << 20) + b"1")
     (folder / "long-same").write_bytes(b"1" * (2 << 20) + b"2")
     (folder / "link").symlink_to("same")
     os.mkfifo(folder / "pipe")
     with Extraction(folder, replaced=replaced) as extraction, extraction.staging() as staging:
-        for name in ("same", "longer", "other", "long", "long-same", "link", "pipe", "new"):
+        for name in ("same", "longer", "other", "first", "long", "long-same", "link", "pipe", "new"):
             with staging.new_file(name) as file:
                 file.write_bytes(b"1" * (2 << 20) + b"2" if name.startswith("long-") or name == "long" else b"12345")
             staging.place(name, name)
         for path in ("gone", "link-new", "link"):
             staging.place_link(path, "same")
             staging.place_link(path, "same")
-    assert replaced == ["longer", "other", "long", "gone", "link"]
+    assert replaced == ["longer", "other", "first", "long", "gone", "link"]
     assert (folder / "pipe").read_bytes() == b"12345" and (folder / "link").is_symlink()
 
 
