@@ -44,6 +44,15 @@ def test_folders_that_are_begun_in_turn_are_one_save(words: str, of_a: set[str],
     assert units.still_to_come("a") == still
 
 
+def test_companions_are_found_and_given_up_as_the_program_goes_on() -> None:
+    units = begun("a b")
+    assert units.of("a") == set()
+    units.note("a", 3)
+    assert units.of("a") == {"b"}
+    units.note("a", 4)
+    assert units.of("a") == set(), "b is written in some saves only"
+
+
 def test_the_one_that_is_still_to_come_is_of_the_save_before() -> None:
     units = begun("a b a")
     assert units.of("b") == {"a"} and units.still_to_come("b") is None
