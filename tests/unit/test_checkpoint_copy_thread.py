@@ -341,3 +341,49 @@ def test_a_copy_waits_for_the_other_parts_of_the_newest_checkpoint(
     copies.final(until_s)
     assert contents(target)["one/shard-1"] == "1"
     assert said == [] and copies.warning is None
+
+
+def test_a_copy_whose_time_is_over_ends_between_two_files(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def faults(method: str, _key: str) -> Fault | None:
+        if method == "put_file":
+            reached.set()
+            go_on.wait(60)
+        return None
+
+    before = set(threading.enumerate())
+    commit(world, {f"{number:02}": "x" for number in range(40)})
+    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), [])
+    copies.start()
+    assert reached.wait(60)
+    (copying,) = (one for one in set(threading.enumerate()) - before if one.name == "checkpoint-copies")
+    copies.final(lambda: 0.0)
+    go_on.set()
+    copying.join(60)
+    assert not copying.is_alive()
+    assert 0 < len(contents(target)) < 40
+
+
+def test_a_checkpoint_that_was_copied_is_not_looked_for_again(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_thread, "_POLL_S", 0.01)
+    newest, idle = commit(world, {"a": "1"}), threading.Event()
+    listed: list[int] = []
+
+    def last() -> CheckpointRef:
+        if target.holds("save/a"):
+            listed.append(memory.counts["list"])
+        if len(listed) >= 6:
+            idle.set()
+        return CheckpointRef(newest.key, "save")
+
+    copy = copier(tmp_path, memory, target)
+    copies = CheckpointCopies(CopySource(memory, JOB, last, TRUST_ALL, 1), lambda _check: copy, lambda _line: None)
+    copies.start()
+    assert idle.wait(60)
+    copies.close()
+    assert len(set(listed)) == 1
