@@ -103,7 +103,10 @@ class Finder:
                 yield test.lineno, *self._span(test), f"(not ({self._text(test)}))"
             case ast.Constant(value=value):
                 yield from self._constant(node, value)
-            case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            # In a condition False is the same as None.
+            case ast.Return(value=ast.Constant(value=None | False)):
+                return
+            case ast.Return(value=ast.expr() as value):
                 yield node.lineno, *self._span(value), "None"
             case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
                 yield node.lineno, *self._span(node), "pass"
@@ -143,7 +146,8 @@ def _first_lines(tree: ast.Module) -> dict[int, int]:
 
 
 def _without_effect(tree: ast.Module) -> set[ast.AST]:
-    """Docstrings, annotations, decorators and parts of f-strings: breaking them breaks no behaviour, or only a text."""
+    """Docstrings, annotations, decorators, imports for type checkers and parts of f-strings: breaking them breaks no
+    behaviour, or only a text."""
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
@@ -157,6 +161,8 @@ def _without_effect(tree: ast.Module) -> set[ast.AST]:
         ):
             parts.append(body[0])
         if isinstance(node, ast.JoinedStr):
+            parts.append(node)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             parts.append(node)
         for part in parts:
             found.update(ast.walk(part) if part is not None else ())
