@@ -129,7 +129,7 @@ def check_policy(
         subject, approved = Subject(spec, _today(), job), policy_rules.without_pending(policy, pending)
         judged = replace(judged, allowed=policy_rules.allowed(approved, subject, offerings))
     limits = limits or policy_limits(policy, spec, job)
-    unpriced = left_out(policy, Subject(spec, _today(), job), limits.spec, judged.allowed)
+    unpriced = left_out(policy, Subject(spec, _today(), job), limits.spec, judged.allowed) if policy.rules else {}
     usable = tuple(each for each in judged.allowed if each.key not in unpriced)
     return PolicyCheck(
         offerings=_in_launch_order(policy, spec, store, usable),
