@@ -56,14 +56,12 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     from stoker.cli.format import counted, print_json, say, warn
     from stoker.model.errors import UserError
     from stoker.read.cost_records import read_accounts
-    from stoker.read.costs import KINDS, NONE, report, tags_of, whole_days
+    from stoker.read.costs import report, whole_days
     from stoker.store.base import place_text
 
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")
-    kind = next((part for part in by.split(",") if part.strip() in KINDS), None) if "," in by else None
-    if kind is not None:
-        raise UserError(f"--by {by}: several names are tags, and {kind} stands alone; the tag is tags.{kind.strip()}")
+    _check_grouping(by)
     now = datetime.now(timezone.utc)
     start, store = _since(since, now), opened_store()
     accounts = read_accounts(store, now, start)
@@ -87,11 +85,8 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
         return
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
-    tags = [] if by in KINDS or not found.rows else tags_of(by)
-    for number, tag in enumerate(tags):
-        if all(row.parts[number] == NONE for row in found.rows):
-            name = "of that name" if len(tags) == 1 else tag
-            say(f"--by {by}: no job has a tag {name}{_meant(by)}")
+    for line in _unused_tags(found, by):
+        say(line)
     if csv_file is not None:
         _write_csv(found, by, csv_file)
         return
@@ -112,6 +107,28 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
         say("no price is set for the machines of these jobs")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: a part is unknown; –: all of it is unknown")
+
+
+def _check_grouping(by: str) -> None:
+    """Raise UserError for several names of which one is no tag."""
+    from stoker.model.errors import UserError
+    from stoker.read.costs import KINDS
+
+    kind = next((part for part in by.split(",") if part.strip() in KINDS), None) if "," in by else None
+    if kind is not None:
+        raise UserError(f"--by {by}: several names are tags, and {kind} stands alone; the tag is tags.{kind.strip()}")
+
+
+def _unused_tags(found: CostReport, by: str) -> list[str]:
+    """A line for each tag of `--by` that no job has."""
+    from stoker.read.costs import KINDS, NONE, tags_of
+
+    tags = [] if by in KINDS or not found.rows else tags_of(by)
+    return [
+        f"--by {by}: no job has a tag {'of that name' if len(tags) == 1 else tag}{_meant(by)}"
+        for number, tag in enumerate(tags)
+        if all(row.parts[number] == NONE for row in found.rows)
+    ]
 
 
 def _write_csv(found: CostReport, by: str, path: Path) -> None:
